@@ -1,0 +1,34 @@
+# `make venv` makes the environment, `make demo` shows the split serving beside the unsplit, `make test` proves it.
+PYTHON ?= python3
+VLLM := 0.32.0
+RELEASES := 0.19.1 0.26.0 0.32.0
+BIN := .venv/bin
+READY := .venv/.afd-ready
+
+.PHONY: venv demo test lint check clean
+
+venv: $(READY)
+
+$(READY): pyproject.toml scripts/environment.py
+	$(PYTHON) scripts/environment.py --vllm $(VLLM) .venv
+	touch $@
+
+demo: venv
+	$(BIN)/python -m demo
+
+# The end-to-end tests share a few servers, so they run in one process; the others run side by side.
+test: venv
+	$(BIN)/python -m pytest -m "not e2e" -n 2
+	$(BIN)/python -m pytest -m e2e -v
+
+lint: venv
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# Drift: what is checked in must be what the compiler writes today.
+check: venv
+	set -e; for release in $(RELEASES); do $(BIN)/afd-compile --all --check --vllm $$release; done
+
+clean:
+	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache
