@@ -1,0 +1,1 @@
+"""Runtime of AFD: runs inside an unmodified vLLM as its attention or its FFN role."""
