@@ -1,0 +1,72 @@
+"""The one hook into vLLM: what a role changes in a VllmConfig, after the platform has had its say."""
+
+from typing import Any
+
+from afd_runtime.config import AFDConfig, parse_config, refuse_unsupported_vllm
+from afd_runtime.errors import AFDConfigError
+from afd_runtime.log import init_logger
+from afd_runtime.workers import FFN_WORKER, platform_worker
+from afd_runtime.wrappers import alias_of, find_wrapper, native_of, register_aliases
+
+logger = init_logger(__name__)
+
+REFUSE_V1 = "afd_runtime.refuse:RefuseRequests"
+REFUSE_V2 = "afd_runtime.refuse_v2:RefuseRequests"
+
+
+def apply_afd(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM is untyped here
+    """Turn a VllmConfig into that of its role. Doing so again changes nothing: vLLM copies and re-validates it."""
+    if vllm_config.model_config is None:
+        return
+    config = parse_config(vllm_config.additional_config["afd"])
+    refuse_unsupported_vllm(vllm_config)
+    _use_wrapper(vllm_config, config)
+    if config.role == "ffn":
+        _become_ffn(vllm_config)
+
+
+def _use_wrapper(vllm_config: Any, config: AFDConfig) -> None:  # noqa: ANN401
+    """Swap the name that vLLM's model loader resolves.
+
+    Only that one: `ModelConfig.architectures` and `.architecture` are read for the model's traits (kind of runner, MLA,
+    config overrides by name), which are the native model's, and would need the registry to inspect the alias.
+    """
+    hf_config = vllm_config.model_config.hf_config
+    if not hf_config.architectures:
+        raise AFDConfigError("afd: the model's config.json names no architecture; add its `architectures`")
+    native = native_of(hf_config.architectures[0])
+    wrapper = find_wrapper(native, _platform_name())
+    aliases = {alias_of(role, native): f"{wrapper.module}:{getattr(wrapper.roles, role)}" for role in ("attention", "ffn")}
+    register_aliases(aliases)
+    alias = alias_of(config.role, native)
+    if hf_config.architectures != [alias]:
+        logger.info("afd: role %s serves %s as %s from %s", config.role, native, alias, wrapper.module)
+        hf_config.architectures = [alias]
+
+
+def _become_ffn(vllm_config: Any) -> None:  # noqa: ANN401
+    parallel = vllm_config.parallel_config
+    expected = platform_worker(vllm_config.device_config.device_type)
+    if parallel.worker_cls not in (expected, FFN_WORKER):
+        raise AFDConfigError(
+            f"afd: the ffn role brings its own worker, but worker_cls is {parallel.worker_cls!r}; start without --worker-cls"
+        )
+    parallel.worker_cls = FFN_WORKER
+    # A model without attention has no KV cache group, and the prefix cache asserts that there is one.
+    vllm_config.cache_config.enable_prefix_caching = False
+    _refuse_requests(vllm_config)
+
+
+def _refuse_requests(vllm_config: Any) -> None:  # noqa: ANN401
+    model_config = vllm_config.model_config
+    others = [name for name in model_config.logits_processors or () if name not in (REFUSE_V1, REFUSE_V2)]
+    model_config.logits_processors = [*others, REFUSE_V1]
+    # Read after the line above: in some releases a logits processor is what makes vLLM choose the v1 runner.
+    if getattr(vllm_config, "use_v2_model_runner", False):
+        model_config.logits_processors = [*others, REFUSE_V2]
+
+
+def _platform_name() -> str:
+    from vllm.platforms import current_platform
+
+    return "rocm" if current_platform.is_rocm() else str(current_platform.device_type)

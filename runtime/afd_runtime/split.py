@@ -1,0 +1,139 @@
+"""What emitted modules are built from: stand-ins for what a role does not own, and the two roles' model mixins."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.model_executor.models.utils import PPMissingLayer, extract_layer_index
+
+from afd_runtime import ops
+
+
+@contextmanager
+def bind(module: ModuleType, **names: object) -> Iterator[None]:
+    """Rebind globals of an upstream module while its own constructors run."""
+    for name in names:
+        if not hasattr(module, name):
+            raise AttributeError(f"{module.__name__} has no {name!r} to bind: the wrapper was made from other source")
+    native = {name: getattr(module, name) for name in names}
+    try:
+        vars(module).update(names)
+        yield
+    finally:
+        vars(module).update(native)
+
+
+class Unowned(PPMissingLayer):
+    """In the place of a module that the other role owns; has no parameters and takes any constructor arguments."""
+
+
+class RemoteFFN(Unowned):
+    """In the place of the FFN on the attention role: what upstream passes to it makes one exchange."""
+
+    layer: int = -1
+    opens_step: bool = False
+
+    def exchange(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] to the FFN role, and what it makes of it back."""
+        tokens, hidden = hidden_states.shape
+        ticket = ops.send(hidden_states, self.layer, self.opens_step)
+        return ops.recv(ticket, tokens, hidden, hidden_states.dtype, self.layer)
+
+
+class FFNLayer:
+    """Marks the decoder layers of the FFN role. Their forward takes and returns [tokens, hidden]."""
+
+
+def find_layers(model: torch.nn.Module, kind: type) -> dict[int, Any]:
+    """Modules of a kind by layer number, in order."""
+    found = {extract_layer_index(name): module for name, module in model.named_modules() if isinstance(module, kind)}
+    return dict(sorted(found.items()))
+
+
+_Model = torch.nn.Module if TYPE_CHECKING else object
+
+
+class _RoleModel(_Model):
+    """In front of upstream's ForCausalLM class, which is the Module."""
+
+    role: str
+    split: type
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: ANN401 - vLLM is untyped here
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        from afd_runtime.link import prepare
+
+        prepare(vllm_config, wrapper=type(self), layers=tuple(find_layers(self, self.split)))
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:  # noqa: ANN401
+        """Hand upstream the tensors that lie under no stand-in, so that it reports missing and surplus ones itself."""
+        from afd_runtime.log import init_logger
+
+        unowned = {tuple(name.split(".")) for name, module in self.named_modules() if isinstance(module, Unowned)}
+        loaded = left = 0
+
+        def owned() -> Iterator[tuple[str, torch.Tensor]]:
+            nonlocal loaded, left
+            for name, tensor in weights:
+                path = tuple(name.split("."))
+                if any(path[:end] in unowned for end in range(1, len(path))):
+                    left += 1
+                    continue
+                loaded += 1
+                yield name, tensor
+
+        result = super().load_weights(owned())  # type: ignore[misc]
+        parameters = sum(parameter.numel() for parameter in self.parameters())
+        init_logger(__name__).info(
+            "afd: role %s owns %d parameters (%d tensors of the checkpoint loaded, %d left to the other role)",
+            self.role, parameters, loaded, left,
+        )  # fmt: skip
+        return result
+
+
+class AttentionModel(_RoleModel):
+    """The attention role of a model: upstream's own, with connector nodes in the place of its FFNs."""
+
+    role = "attention"
+    split = RemoteFFN
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: ANN401
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        remote = find_layers(self, RemoteFFN)
+        for layer, module in remote.items():
+            module.layer = layer
+            module.opens_step = layer == min(remote)
+
+
+class FFNModel(_RoleModel):
+    """The FFN role of a model. vLLM calls it for its dummy runs only; `afd_runtime.ffn_step` serves the real steps."""
+
+    role = "ffn"
+    split = FFNLayer
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: ANN401
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        model_config = vllm_config.model_config
+        self.afd_hidden_size: int = model_config.get_hidden_size()
+        self.afd_dtype: torch.dtype = model_config.dtype
+        self.afd_vocab_size: int = model_config.get_vocab_size()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: object = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **_: object,
+    ) -> torch.Tensor:
+        """Run each layer once on zeros, so that its memory is measured; return zeros [tokens, hidden]."""
+        zeros = positions.new_zeros((positions.shape[-1], self.afd_hidden_size), dtype=self.afd_dtype)
+        for layer in find_layers(self, FFNLayer).values():
+            layer(zeros.clone())
+        return zeros
+
+    def compute_logits(self, hidden_states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        """[rows, hidden] to zeros [rows, vocab]: the dummy sampler run of a model without a head."""
+        return hidden_states.new_zeros((hidden_states.shape[0], self.afd_vocab_size))
