@@ -182,3 +182,13 @@ def wait_ready(servers: Sequence[Server], seconds: float, say: Say) -> float:
             said = passed
             say("  ".join(f"{server.name}: {'ready' if ready else 'starting'}" for server, ready in states.items()))
         time.sleep(0.5)
+
+
+def wait_logged(server: Server, text: str, seconds: float) -> None:
+    """Wait until `text` stands in the server's log. Raises ServerFailed if it ends, or says no such thing in time."""
+    deadline = time.monotonic() + seconds
+    while text not in server.log.read_text(errors="replace"):
+        server.is_ready()
+        if time.monotonic() > deadline:
+            raise ServerFailed(f"server {server.name} did not say {text!r} in {seconds:.0f} s\n{server.tail()}")
+        time.sleep(0.5)

@@ -1,0 +1,108 @@
+"""Two `vllm serve` processes, one per role, answer as the unsplit server does: eager and compiled, either role first.
+
+Each test sends the same requests in the same order to both deployments: bf16 results on a CPU depend on which sequences
+share a step, and on what the prefix cache already holds, so only equal histories are comparable.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from demo.checkpoint import prompt_of
+from demo.client import Answer, Request, RequestFailed, complete, complete_together, difference, stream
+from tests.e2e.conftest import Deployment
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(700)]
+
+KV_BLOCK = 128
+"""Tokens per block of the KV cache on the CPU."""
+
+
+def assert_same(deployment: Deployment, unsplit: Sequence[Answer], split: Sequence[Answer]) -> None:
+    for one, other in zip(unsplit, split, strict=True):
+        found = difference(one, other)
+        assert found.equal_tokens, (one, other)
+        assert found.logprob <= deployment.mode.logprob_bound, (found, one, other)
+
+
+def test_single_requests(deployment: Deployment) -> None:
+    requests = [Request((prompt_of(length, start=length),)) for length in (1, 4, 9, 30)]
+    unsplit = [complete(deployment.unsplit.url, request) for request in requests]
+    split = [complete(deployment.attention.url, request) for request in requests]
+    assert all(len(choice.tokens) == 12 for answer in split for choice in answer)
+    assert_same(deployment, unsplit, split)
+
+
+def test_prompt_longer_than_a_block(deployment: Deployment) -> None:
+    """Twice, because the second time the prefix cache answers for the full block."""
+    request = Request((prompt_of(KV_BLOCK + 40, start=40),))
+    unsplit = [complete(deployment.unsplit.url, request) for _ in range(2)]
+    split = [complete(deployment.attention.url, request) for _ in range(2)]
+    assert_same(deployment, unsplit, split)
+
+
+def test_generation_crosses_a_block(deployment: Deployment) -> None:
+    request = Request((prompt_of(KV_BLOCK - 6, start=50),), max_tokens=20)
+    assert_same(deployment, [complete(deployment.unsplit.url, request)], [complete(deployment.attention.url, request)])
+
+
+def test_concurrent_requests(deployment: Deployment) -> None:
+    """More requests than fit into one batch, of different lengths, one of them with several prompts."""
+    requests = [Request((prompt_of(length, start=60 + length),), max_tokens=6 + length) for length in (2, 5, 8, 140)]
+    requests.append(Request(tuple(prompt_of(4, start=80 + i) for i in range(3))))
+    unsplit = complete_together(deployment.unsplit.url, requests)
+    split = complete_together(deployment.attention.url, requests)
+    assert_same(deployment, unsplit, split)
+
+
+def test_streaming(deployment: Deployment) -> None:
+    request = Request((prompt_of(7, start=90),))
+    unsplit, _ = stream(deployment.unsplit.url, request)
+    split, events = stream(deployment.attention.url, request)
+    assert events >= request.max_tokens, "tokens must arrive one by one"
+    assert_same(deployment, [unsplit], [split])
+    assert_same(deployment, [complete(deployment.unsplit.url, request)], [split])
+
+
+def test_two_samples(deployment: Deployment) -> None:
+    """`n=2` is two sequences that share the prompt; the seed makes sampling repeatable."""
+    request = Request((prompt_of(6, start=95),), n=2, temperature=0.7, seed=7)
+    unsplit = complete_together(deployment.unsplit.url, [request])
+    split = complete_together(deployment.attention.url, [request])
+    first, second = split[0]
+    assert first.tokens != second.tokens
+    assert_same(deployment, unsplit, split)
+
+
+def test_logprobs_requested(deployment: Deployment) -> None:
+    request = Request((prompt_of(5, start=97),), logprobs=3)
+    (choice,) = complete(deployment.attention.url, request)
+    assert len(choice.logprobs) == len(choice.candidates) == len(choice.tokens) == 12
+    assert all(len(candidates) >= 3 for candidates in choice.candidates)
+    assert all(logprob < 0.0 for logprob in choice.logprobs)
+    assert_same(deployment, [complete(deployment.unsplit.url, request)], [(choice,)])
+
+
+def test_ffn_depends_on_what_it_is_sent(deployment: Deployment) -> None:
+    """Guards the comparison itself: different prompts are told apart, so equality is not vacuous."""
+    one, other = (complete(deployment.attention.url, Request((prompt_of(4, start=i),))) for i in (110, 111))
+    assert not difference(one, other).equal_tokens
+
+
+def test_each_role_holds_its_part(deployment: Deployment, checkpoint_parameters: int) -> None:
+    attention, ffn = deployment.attention.owned_parameters(), deployment.ffn.owned_parameters()
+    assert 0 < attention < checkpoint_parameters
+    assert 0 < ffn < checkpoint_parameters
+    assert attention + ffn == checkpoint_parameters
+
+
+def test_request_to_the_ffn_is_refused(deployment: Deployment) -> None:
+    """With a text that says where to go, and without harm to the loop that serves Attention."""
+    request = Request((prompt_of(4, start=120),))
+    with pytest.raises(RequestFailed, match="this is the FFN role") as refused:
+        complete(deployment.ffn.url, request)
+    assert refused.value.status == 400
+    later = replace(request, max_tokens=5)
+    assert_same(deployment, [complete(deployment.unsplit.url, later)], [complete(deployment.attention.url, later)])
+    assert deployment.ffn.is_ready()
