@@ -1,0 +1,118 @@
+"""`afd-compile`: parses, calls, renders, exits; decides nothing."""
+
+import json
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from afd_compiler import __version__
+from afd_compiler.diagnostics import UsageError
+from afd_compiler.outcome import Compiled, Outcome
+from afd_compiler.pipeline import compile_family
+from afd_compiler.render import render_diff, render_list, render_outcome
+from afd_compiler.report import EmittedFile, drift_of, files_of, layer_entry, write
+from afd_compiler.source import SourceTree, find_source
+from afd_compiler.spec import Spec, known_specs, load_spec
+
+DONE, DRIFT, USAGE, REFUSED = 0, 1, 2, 3
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+errors = Console(stderr=True, highlight=False)
+
+
+class Platform(StrEnum):
+    """For which platform's branches of the source."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+    npu = "npu"
+    rocm = "rocm"
+
+
+@app.command()
+def compile_command(
+    specs: Annotated[
+        list[str] | None, typer.Argument(metavar="SPEC…", help="A name in model_specs/, or a path")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every spec in model_specs/")] = False,
+    vllm: Annotated[str, typer.Option(help="`installed`, a release number, or a source directory")] = "installed",
+    platform: Annotated[Platform, typer.Option(help="Which platform's model source")] = Platform.cpu,
+    out: Annotated[Path | None, typer.Option(help="Where to write; the afd_generated package unless given")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 where files on disk differ")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show what would change")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="Write nothing; list families and verdicts")] = False,
+) -> None:
+    """Split MoE models of a vLLM release between attention and FFN, prove the split, and write the wrappers.
+
+    Exit codes: 0 done, 1 drift found by --check, 2 usage or bad spec, 3 refused.
+    """
+    try:
+        chosen = _chosen(specs or [], every or (listing and not specs))
+        tree = find_source(vllm)
+        folder = out or _generated_folder()
+    except UsageError as error:
+        errors.print(f"[red]error:[/] {error}", markup=True)
+        raise typer.Exit(USAGE) from error
+    outcomes = [compile_family(spec, tree, platform.value) for spec in chosen]
+    files = [file for outcome in outcomes if isinstance(outcome, Compiled) for file in files_of(outcome)]
+    drift = drift_of(files, folder)
+    if not (check or diff or listing):
+        write(drift, folder)
+    if as_json:
+        typer.echo(json.dumps(_document(tree, platform.value, outcomes, files), indent=2))
+    elif listing:
+        render_list(tree, platform.value, outcomes)
+    else:
+        _render(tree, outcomes, drift, folder, show_diff=check or diff)
+    raise typer.Exit(_exit_code(outcomes, drift if check else ()))
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+def _chosen(names: list[str], every: bool) -> list[Spec]:
+    if bool(names) == every:
+        raise UsageError("name specs, or give --all\n  do: afd-compile --list shows them")
+    return [load_spec(name) for name in (known_specs() if every else dict.fromkeys(names))]
+
+
+def _generated_folder() -> Path:
+    found = find_spec("afd_generated")
+    if found is None or found.origin is None:
+        raise UsageError("the afd_generated package is not installed\n  do: name a folder with --out")
+    return Path(found.origin).parent
+
+
+def _document(tree: SourceTree, platform: str, outcomes: list[Outcome], files: list[EmittedFile]) -> dict[str, object]:
+    return {
+        "vllm": tree.release,
+        "platform": platform,
+        "compiler": __version__,
+        "layers": [layer_entry(outcome) for outcome in outcomes],
+        "files": [{"path": file.path, "sha256": file.sha256} for file in files],
+    }
+
+
+def _render(
+    tree: SourceTree, outcomes: list[Outcome], drift: tuple[EmittedFile, ...], folder: Path, *, show_diff: bool
+) -> None:
+    for outcome in outcomes:
+        render_outcome(outcome)
+    if show_diff:
+        render_diff(drift, folder)
+    elif drift:
+        typer.echo("\n".join(f"wrote {folder / file.path}" for file in drift))
+    else:
+        typer.echo(f"nothing to write: {folder} holds what vLLM {tree.release} gives")
+
+
+def _exit_code(outcomes: list[Outcome], drift: tuple[EmittedFile, ...]) -> int:
+    if not all(isinstance(outcome, Compiled) for outcome in outcomes):
+        return REFUSED
+    return DRIFT if drift else DONE

@@ -1,0 +1,32 @@
+"""Which nodes of a traced forward do something besides giving a value; their order is part of what a layer means."""
+
+import operator
+from collections.abc import Iterator
+
+from torch import fx
+
+from afd_compiler.sandbox import Stub
+from afd_compiler.tracer import ACTIVATION_DTYPE, IN_PLACE_OPERATORS
+
+GETITEM = operator.getitem
+
+
+def forward_nodes(graph: fx.Graph) -> Iterator[fx.Node]:
+    """The nodes that forward made, construction's and the inputs left out."""
+    nodes = iter(graph.nodes)
+    for node in nodes:
+        if node.op == "placeholder" and node.target == ACTIVATION_DTYPE:
+            break
+    yield from nodes
+
+
+def is_effect(node: fx.Node) -> bool:
+    """Submodule calls, collectives and other functions from outside, in-place operators and methods."""
+    if node.op == "call_module":
+        return True
+    if node.op == "call_method":
+        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+    if node.op != "call_function":
+        return False
+    in_place = node.target in IN_PLACE_OPERATORS or getattr(node.target, "__name__", "").endswith("_")
+    return in_place or (isinstance(node.target, Stub) and "." in str(node.target))

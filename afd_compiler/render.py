@@ -1,0 +1,65 @@
+"""What `afd-compile` shows people: in colour on a terminal, plain in a pipe."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from afd_compiler.outcome import Compiled, Outcome, Refusal
+from afd_compiler.report import EmittedFile, diff_text, manifest_of
+from afd_compiler.source import SourceTree
+
+console = Console(highlight=False)
+if not console.is_terminal:
+    console = Console(highlight=False, width=160)  # a pipe has no edge; tables need one
+
+
+def render_outcome(outcome: Outcome) -> None:
+    """The boundary table of a proved layer, or the refusal."""
+    if isinstance(outcome, Refusal):
+        console.print(f"[red]refused[/] {outcome.origin.spec.family}")
+        console.print(str(outcome.reason), markup=False)
+        return
+    manifest = manifest_of(outcome)
+    table = Table(title=f"{manifest.layer_class} ({outcome.classes.location})", title_justify="left", show_header=False)
+    for name in manifest.architectures:
+        table.add_row("architecture", name)
+    for name, place in outcome.classes.elsewhere:
+        table.add_row("not here", f"{name}: {place}")
+    for line, call in outcome.cut.region.boundary:
+        table.add_row("cut", f"{outcome.classes.file}:{line}  {call}")
+    for value in manifest.cut:
+        table.add_row(
+            value.direction, f"{value.name} [{', '.join(value.shape)}], dtype of the {value.dtype}".replace("[", r"\[")
+        )
+    for role in ("attention", "ffn"):
+        table.add_row(f"{role} owns", ", ".join(path for path, owner in manifest.owners.items() if owner == role))
+    for check in manifest.checks:
+        table.add_row("[green]proved[/]", f"{check.name}: {check.variants} variants")
+    console.print(table)
+
+
+def render_list(tree: SourceTree, platform: str, outcomes: Iterable[Outcome]) -> None:
+    """One line per family."""
+    table = Table(title=f"vLLM {tree.release}, {platform}", title_justify="left")
+    for column in ("family", "layer", "verdict", "architectures"):
+        table.add_column(column)
+    for outcome in outcomes:
+        layer = outcome.classes.layer if outcome.classes else "-"
+        proved = isinstance(outcome, Compiled)
+        verdict = "[green]proved[/]" if proved else f"[red]refused[/]: {_reason(outcome)}"
+        table.add_row(outcome.origin.spec.family, layer, verdict, ", ".join(outcome.origin.spec.architectures))
+    console.print(table)
+
+
+def render_diff(drift: Iterable[EmittedFile], folder: Path) -> None:
+    """A unified diff for each file that differs on disk."""
+    for file in drift:
+        text = diff_text(file, folder)
+        console.print(Syntax(text, "diff", background_color="default") if console.is_terminal else text, markup=False)
+
+
+def _reason(outcome: Outcome) -> str:
+    return outcome.reason.kind.value if isinstance(outcome, Refusal) else ""

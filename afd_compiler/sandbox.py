@@ -1,0 +1,255 @@
+"""Runs upstream source without vLLM: the module itself is executed, whatever it imports from elsewhere is a stub.
+
+Nothing leaks: imports are answered by a private `__import__`, so `sys.modules` and an installed vLLM stay untouched.
+Questions that Python answers without asking the object (`is`, `isinstance`, `len(…)`, …) are rewritten into calls, so
+that symbolic values can answer them too; line numbers stay those of the file.
+"""
+
+import ast
+import builtins
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from afd_compiler.diagnostics import Location, RefusalKind, Refused
+from afd_compiler.symbols import SymbolKind, Symbols, platform_answer
+
+if TYPE_CHECKING:
+    from afd_compiler.tracer import LayerTracer
+
+REAL_IMPORTS = frozenset(sys.stdlib_module_names) | {"torch", "typing_extensions"}
+"""Top-level packages that traced source gets for real."""
+HOOK = "__afd_ask__"
+ASKED_BUILTINS = frozenset({"int", "float", "len", "isinstance", "hasattr", "getattr"})
+
+
+class Stub:
+    """Any name that executed source takes from outside the sandbox: callable, subclassable, usable in annotations."""
+
+    def __init__(self, sandbox: "Sandbox", name: str) -> None:
+        self.__dict__.update(sandbox=sandbox, qualified_name=name, __name__=name.rpartition(".")[2], __module__="stub")
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return self.sandbox.name(f"{self.qualified_name}.{attribute}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.sandbox.tracer is not None:
+            if self.sandbox.is_class(self.qualified_name):
+                return self.sandbox.class_of(self)(*args, **kwargs)
+            return self.sandbox.tracer.call_function(self, args, kwargs)
+        if len(args) == 1 and not kwargs and (isinstance(args[0], type) or callable(args[0])):
+            return args[0]  # a decorator
+        return self.sandbox.name(f"{self.qualified_name}()")
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return (self.sandbox.class_of(self),)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, self.sandbox.class_of(self))
+
+    def __or__(self, other: object) -> "Stub":
+        return self
+
+    __ror__ = __or__
+
+    def __getitem__(self, item: object) -> "Stub":
+        return self
+
+    def __bool__(self) -> bool:
+        return bool(self.sandbox.truth_of(self))
+
+    def __repr__(self) -> str:
+        return str(self.qualified_name)
+
+
+class Leaf:
+    """Base of stubbed classes: takes any arguments, and is called without being entered."""
+
+    sandbox: "Sandbox"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.sandbox.built(self, args, kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.sandbox.called(self, args, kwargs)
+
+    def __getattr__(self, attribute: str) -> Any:
+        return self.sandbox.attribute(self, attribute)
+
+
+class Sandbox:
+    """One source tree's modules, executed on demand; give it a tracer, and calls become graph nodes."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        self.symbols = symbols
+        self.tracer: LayerTracer | None = None
+        self._modules: dict[str, ModuleType] = {}
+        self._stubs: dict[str, Stub] = {}
+        self._classes: dict[str, type] = {}
+        self._files: set[str] = set()
+        self._builtins = {**vars(builtins), "__import__": self._import}
+
+    def execute(self, name: str, file: str, text: str) -> ModuleType:
+        """Run source text as the module `name`; later imports of that name get it. `file` is shown in locations."""
+        module = ModuleType(name)
+        module.__dict__.update(__builtins__=self._builtins, __file__=file, __package__=name.rpartition(".")[0])
+        module.__dict__[HOOK] = self._ask
+        self._files.add(file)
+        self._modules[name] = module
+        try:
+            tree = ast.fix_missing_locations(_AskInstead().visit(ast.parse(text)))
+            exec(compile(tree, file, "exec"), module.__dict__)
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(
+                RefusalKind.SOURCE_FAILED,
+                at=self.where(error) or Location(file, 1),
+                name=name,
+                saw=f"{type(error).__name__} while executing the source under stubs: {error}",
+                do="report this release to afd-compiler: its stubs do not cover what the module does on import",
+            ) from error
+        return module
+
+    def make_leaves(self, module: ModuleType, entered: set[type]) -> None:
+        """Let the module's classes be called without being entered, but for those that are to be traced."""
+        for value in vars(module).values():
+            if isinstance(value, type) and value.__module__ == module.__name__ and value not in entered:
+                # The class is the sandbox's own copy; its name still answers isinstance.
+                members = {"sandbox": self, "__init__": _leaf_init, "__call__": Leaf.__call__}
+                for name, member in {**members, "__getattr__": Leaf.__getattr__}.items():
+                    setattr(value, name, member)
+
+    def name(self, qualified: str) -> Any:
+        """What an imported name is: an executed module, a thing in one, or a stub."""
+        if qualified in self._modules:
+            return self._modules[qualified]
+        if qualified not in self._stubs:
+            self._stubs[qualified] = Stub(self, qualified)
+        return self._stubs[qualified]
+
+    def class_of(self, stub: Stub) -> type:
+        """The class behind a stub that is subclassed or instantiated."""
+        name = stub.qualified_name
+        if name not in self._classes:
+            members = {"sandbox": self, "__module__": "stub", "__qualname__": name.rpartition(".")[2]}
+            self._classes[name] = type(name.rpartition(".")[2], (Leaf,), members)
+        return self._classes[name]
+
+    def is_class(self, qualified: str) -> bool:
+        module, _, name = qualified.rpartition(".")
+        return self.symbols.resolve(module, name).kind is SymbolKind.CLASS
+
+    def truth_of(self, stub: Stub) -> bool:
+        """Truth of a stub: by platform where it asks for one; a fork under a tracer; absent at import time."""
+        question = stub.qualified_name.rpartition(".")[2].removesuffix("()")
+        if "current_platform." in stub.qualified_name:
+            return platform_answer(question, self.symbols.platform)
+        return self.tracer.decide(stub.qualified_name) if self.tracer else False
+
+    def built(self, leaf: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if self.tracer is not None:
+            self.tracer.record_construction(leaf, args, kwargs)
+
+    def called(self, leaf: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        forward = getattr(type(leaf), "forward", None)
+        if self.tracer is None or self.tracer.enters(leaf):
+            return forward(leaf, *args, **kwargs) if forward else self.name(f"{type(leaf).__name__}()")
+        return self.tracer.call_leaf(leaf, args, kwargs)
+
+    def attribute(self, leaf: Any, attribute: str) -> Any:
+        if attribute.startswith("__") or self.tracer is None:
+            raise AttributeError(attribute)
+        return self.tracer.leaf_attribute(leaf, attribute)
+
+    def here(self) -> Location | None:
+        """The innermost executed source line on the running stack."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename in self._files:
+                return Location(frame.f_code.co_filename, frame.f_lineno)
+            frame = frame.f_back  # type: ignore[assignment]
+        return None
+
+    def where(self, error: BaseException) -> Location | None:
+        """The innermost executed source line that an exception passed."""
+        found = None
+        step = error.__traceback__
+        while step is not None:
+            if step.tb_frame.f_code.co_filename in self._files:
+                found = Location(step.tb_frame.f_code.co_filename, step.tb_lineno)
+            step = step.tb_next
+        return found
+
+    def raised_by_source(self, error: BaseException) -> bool:
+        """Whether upstream's own code raised this, as opposed to something that it called."""
+        step = error.__traceback__
+        while step is not None and step.tb_next is not None:
+            step = step.tb_next
+        return step is not None and step.tb_frame.f_code.co_filename in self._files
+
+    def _ask(self, question: str, *args: Any) -> Any:
+        """Answer a rewritten question, symbolically where an argument is a traced value."""
+        if self.tracer is not None and any(self.tracer.is_symbolic(argument) for argument in args):
+            return self.tracer.ask(question, args)
+        return _CONCRETE[question](*args)
+
+    def _import(
+        self,
+        name: str,
+        scope: Mapping[str, Any] | None = None,
+        local: Mapping[str, Any] | None = None,
+        wanted: tuple[str, ...] | None = (),
+        level: int = 0,
+    ) -> Any:
+        if level:
+            base = str((scope or {})["__package__"]).split(".")
+            name = ".".join([*base[: len(base) - level + 1], *([name] if name else [])])
+        top = name.partition(".")[0]
+        if top in REAL_IMPORTS:
+            return builtins.__import__(name, scope, local, wanted or (), 0)
+        return self.name(name if wanted else top)
+
+
+def _leaf_init(self: Any, *args: Any, **kwargs: Any) -> None:
+    if isinstance(self, torch.nn.Module):
+        torch.nn.Module.__init__(self)
+    self.sandbox.built(self, args, kwargs)
+
+
+_CONCRETE: Mapping[str, Callable[..., Any]] = {
+    "is": lambda left, right: left is right,
+    "is not": lambda left, right: left is not right,
+    "in": lambda left, right: left in right,
+    "not in": lambda left, right: left not in right,
+    **{name: getattr(builtins, name) for name in sorted(ASKED_BUILTINS)},
+}
+_OPERATORS: Mapping[type[ast.cmpop], str] = {ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"}
+
+
+class _AskInstead(ast.NodeTransformer):
+    """`a is b` -> `__afd_ask__("is", a, b)`; `len(a)` -> `__afd_ask__("len", a)`; and so on."""
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        question = _OPERATORS.get(type(node.ops[0]))
+        if question is None or len(node.ops) != 1:
+            return node
+        return self._asked(question, [node.left, node.comparators[0]], node)
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        plain = not node.keywords and not any(isinstance(argument, ast.Starred) for argument in node.args)
+        if isinstance(node.func, ast.Name) and node.func.id in ASKED_BUILTINS and node.args and plain:
+            return self._asked(node.func.id, node.args, node)
+        return node
+
+    @staticmethod
+    def _asked(question: str, args: list[ast.expr], node: ast.expr) -> ast.expr:
+        hook = ast.Name(HOOK, ast.Load())
+        return ast.copy_location(ast.Call(hook, [ast.Constant(question), *args], []), node)

@@ -1,0 +1,202 @@
+"""What a name in an upstream module means: looked up in the source tree, never by importing it."""
+
+import ast
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+
+import torch
+
+from afd_compiler.source import SourceTree
+
+
+class SymbolKind(Enum):
+    CLASS = "class"
+    FUNCTION = "function"
+    VALUE = "value"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """The definition that a name leads to through imports: its module, its own name and its kind."""
+
+    module: str
+    name: str
+    kind: SymbolKind
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+PLATFORM_QUESTIONS = {
+    "is_cuda": ("cuda",),
+    "is_rocm": ("rocm",),
+    "is_cuda_alike": ("cuda", "rocm"),
+    "is_cpu": ("cpu",),
+    "is_out_of_tree": ("npu",),
+}
+"""Methods of vLLM's `current_platform`, and the platforms on which they answer yes."""
+PLATFORMS = ("cpu", "cuda", "npu", "rocm")
+
+
+def platform_answer(question: str, platform: str) -> bool:
+    """What `current_platform.<question>()` says on a platform; a platform not compiled for is never the one."""
+    return platform in PLATFORM_QUESTIONS.get(question, ())
+
+
+class ModuleIndex:
+    """Top-level definitions and imports of one upstream module, as one platform sees them."""
+
+    def __init__(self, module: str, text: str, *, package: bool, platform: str) -> None:
+        self.module, self.platform = module, platform
+        self.package = module if package else module.rpartition(".")[0]
+        self.text = text
+        self.tree = ast.parse(text)
+
+    @cached_property
+    def classes(self) -> dict[str, ast.ClassDef]:
+        return {node.name: node for node in self._statements if isinstance(node, ast.ClassDef)}
+
+    @cached_property
+    def functions(self) -> frozenset[str]:
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return frozenset(node.name for node in self._statements if isinstance(node, kinds))
+
+    @cached_property
+    def values(self) -> frozenset[str]:
+        assigned = (node for node in self._statements if isinstance(node, ast.Assign | ast.AnnAssign))
+        targets = (node.targets if isinstance(node, ast.Assign) else [node.target] for node in assigned)
+        return frozenset(target.id for group in targets for target in group if isinstance(target, ast.Name))
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """All global names."""
+        return frozenset({*self.classes, *self.functions, *self.values, *self.imports})
+
+    def method(self, class_name: str, name: str) -> ast.FunctionDef | None:
+        """A method that a class defines itself."""
+        body = self.classes[class_name].body if class_name in self.classes else []
+        return next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == name), None)
+
+    @cached_property
+    def imports(self) -> dict[str, tuple[str, str]]:
+        """Local name -> (module, name in it); the name is "" where the module itself was imported."""
+        found: dict[str, tuple[str, str]] = {}
+        for node in self._statements:
+            if isinstance(node, ast.ImportFrom):
+                origin = self.absolute(node.module or "", node.level)
+                found |= {alias.asname or alias.name: (origin, alias.name) for alias in node.names if alias.name != "*"}
+            elif isinstance(node, ast.Import):
+                found |= {alias.asname: (alias.name, "") for alias in node.names if alias.asname}
+                found |= {(top := alias.name.partition(".")[0]): (top, "") for alias in node.names if not alias.asname}
+        return found
+
+    @cached_property
+    def star_imports(self) -> tuple[str, ...]:
+        """Modules of which this one re-exports everything."""
+        stars = (node for node in self._statements if isinstance(node, ast.ImportFrom) and node.names[0].name == "*")
+        return tuple(self.absolute(node.module or "", node.level) for node in stars)
+
+    def absolute(self, module: str, level: int) -> str:
+        """Absolute name of a module that an import statement of this file names at a relative level."""
+        if level == 0:
+            return module
+        base = self.package.split(".")
+        return ".".join([*base[: len(base) - level + 1], *([module] if module else [])])
+
+    @cached_property
+    def _statements(self) -> list[ast.stmt]:
+        """Statements that run at import time, those under `if` and `try` included."""
+        found: list[ast.stmt] = []
+        pending = list(reversed(self.tree.body))
+        while pending:
+            node = pending.pop()
+            found.append(node)
+            if isinstance(node, ast.If) and (question := _platform_question(node.test)):
+                branch = node.body if platform_answer(question, self.platform) else node.orelse
+                pending.extend(reversed(branch))
+            elif isinstance(node, ast.If | ast.Try):
+                handlers = [statement for handler in getattr(node, "handlers", []) for statement in handler.body]
+                pending.extend(reversed([*node.body, *handlers, *node.orelse]))
+        return found
+
+
+def _platform_question(test: ast.expr) -> str | None:
+    """The method name of a test `current_platform.is_…()`."""
+    match test:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="current_platform"), attr=question)):
+            return question
+    return None
+
+
+class Symbols:
+    """Name lookup over one source tree, for one platform; every file is parsed at most once."""
+
+    def __init__(self, tree: SourceTree, platform: str) -> None:
+        self.tree, self.platform = tree, platform
+        self._indexes: dict[str, ModuleIndex | None] = {}
+
+    def index(self, module: str) -> ModuleIndex | None:
+        """Index of a module, or None where the tree does not hold it."""
+        if module not in self._indexes:
+            path = self.tree.path_of(module)
+            self._indexes[module] = self._read(module, path) if path else None
+        return self._indexes[module]
+
+    def _read(self, module: str, path: Path) -> ModuleIndex:
+        text = path.read_text(encoding="utf-8")
+        return ModuleIndex(module, text, package=path.name == "__init__.py", platform=self.platform)
+
+    def resolve(self, module: str, name: str) -> Symbol:
+        """Follow a name through re-exports to its definition."""
+        seen: set[tuple[str, str]] = set()
+        while (module, name) not in seen:
+            seen.add((module, name))
+            index = self.index(module)
+            if index is None:
+                break
+            if name in index.classes:
+                return Symbol(module, name, SymbolKind.CLASS)
+            if name in index.functions:
+                return Symbol(module, name, SymbolKind.FUNCTION)
+            if name in index.imports and index.imports[name][1]:
+                module, name = index.imports[name]
+                continue
+            if name in index.values:
+                return Symbol(module, name, SymbolKind.VALUE)
+            for star in index.star_imports:
+                if (found := self.resolve(star, name)).kind is not SymbolKind.UNKNOWN:
+                    return found
+            break
+        return Symbol(module, name, SymbolKind.UNKNOWN)
+
+    def is_module_class(self, symbol: Symbol) -> bool:
+        """Whether a class derives from `torch.nn.Module`."""
+        if symbol.module.split(".")[0] == "torch":
+            real = getattr(import_module(symbol.module), symbol.name, None)
+            return isinstance(real, type) and issubclass(real, torch.nn.Module)
+        if symbol.kind is not SymbolKind.CLASS:
+            return False
+        index = self.index(symbol.module)
+        assert index is not None  # resolve() found the class there
+        return any(self.is_module_class(base) for base in self.bases(symbol))
+
+    def bases(self, symbol: Symbol) -> list[Symbol]:
+        """Direct bases of a class, each resolved."""
+        index = self.index(symbol.module)
+        if index is None or symbol.name not in index.classes:
+            return []
+        return [self._base(index, node) for node in index.classes[symbol.name].bases]
+
+    def _base(self, index: ModuleIndex, node: ast.expr) -> Symbol:
+        if isinstance(node, ast.Name):
+            return self.resolve(index.module, node.id)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            origin, name = index.imports.get(node.value.id, (node.value.id, ""))
+            return self.resolve(f"{origin}.{name}" if name else origin, node.attr)
+        if isinstance(node, ast.Attribute):
+            return self.resolve(ast.unparse(node.value), node.attr)
+        return Symbol(index.module, ast.unparse(node), SymbolKind.UNKNOWN)

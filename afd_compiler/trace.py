@@ -1,0 +1,187 @@
+"""Fourth pass: every path through the decoder layer as one torch.fx graph, with upstream file:line on each node.
+
+1. Construction is explored alone: all answers to all questions that `__init__` asks.
+2. Constructions that give the layer the same submodule classes and the same attributes are one case.
+3. For each case the forward is explored. Each path is one variant.
+
+Worst case: exponential in the number of independent questions; more than `MOST_PATHS` paths is a refusal.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType, ModuleType
+from typing import Any, TypeVar
+
+from torch import fx
+
+from afd_compiler.classes import LayerClasses
+from afd_compiler.diagnostics import Location, RefusalKind, Refused
+from afd_compiler.sandbox import Sandbox
+from afd_compiler.tracer import Child, LayerTracer
+
+MOST_PATHS = 2000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One variant of a layer."""
+
+    name: str
+    """What sets it apart, for people: submodule classes and the questions that forward asked."""
+    answers: Mapping[str, bool]
+    children: Mapping[str, Child]
+    inputs: tuple[str, ...]
+    """Forward's parameters."""
+    graph: fx.Graph
+    locations: Mapping[fx.Node, Location]
+
+
+def trace(classes: LayerClasses, sandbox: Sandbox, upstream: ModuleType) -> tuple[Trace, ...]:
+    """Trace all variants of the layer, in a stable order; raise `Refused` where one cannot be followed."""
+    layer = getattr(upstream, classes.layer)
+    sandbox.make_leaves(upstream, set(layer.__mro__))
+    cases: dict[str, Mapping[str, bool]] = {}
+    for answers, key in _explore(lambda known: _construct_only(sandbox, layer, classes, known), {}, classes):
+        cases.setdefault(key, answers)
+    found = [
+        outcome
+        for known in cases.values()
+        for _, outcome in _explore(
+            lambda answers: trace_one(sandbox, layer, classes, answers, forks=True), known, classes
+        )
+    ]
+    return tuple(found)
+
+
+def trace_one(
+    sandbox: Sandbox,
+    layer: type,
+    classes: LayerClasses,
+    answers: Mapping[str, bool],
+    *,
+    forks: bool,
+    entered: frozenset[str] = frozenset(),
+) -> tuple[dict[str, bool], Trace]:
+    """Run one path of a layer class, upstream's or emitted; the layer's constructor arguments are symbolic."""
+    tracer = LayerTracer(sandbox, entered, answers, forks=forks)
+    with _tracing(sandbox, tracer, classes.layer):
+        root = tracer.construct(layer, constructor_arguments(tracer, sandbox, classes))
+        constructed = dict(tracer.asked)
+        inputs = {name: tracer.input(name) for name in forward_parameters(type(root))}
+        tracer.graph.output(tracer.create_arg(tracer.forward(root, inputs)))
+    asked_in_forward = {question: yes for question, yes in tracer.asked.items() if question not in constructed}
+    variant = Trace(
+        name=_variant_name(tracer, root, asked_in_forward, classes),
+        answers=MappingProxyType(dict(tracer.answers)),
+        children=MappingProxyType(dict(tracer.children)),
+        inputs=tuple(inputs),
+        graph=tracer.graph,
+        locations=MappingProxyType(tracer.locations),
+    )
+    return tracer.asked, variant
+
+
+def constructor_arguments(tracer: LayerTracer, sandbox: Sandbox, classes: LayerClasses) -> dict[str, Any]:
+    """Symbolic values for the keywords that upstream's model passes."""
+    return {name: tracer.input(name) for name in classes.layer_arguments}
+
+
+def forward_parameters(layer: type) -> tuple[str, ...]:
+    """Names of forward's parameters without self."""
+    return tuple(inspect.signature(layer.forward).parameters)[1:]  # type: ignore[attr-defined]  # every layer has one
+
+
+def _construct_only(
+    sandbox: Sandbox, layer: type, classes: LayerClasses, answers: Mapping[str, bool]
+) -> tuple[dict[str, bool], str]:
+    """Build the layer, and describe the outcome so that equal descriptions mean equal forwards."""
+    tracer = LayerTracer(sandbox, frozenset(), answers, forks=True)
+    with _tracing(sandbox, tracer, classes.layer):
+        root = tracer.construct(layer, constructor_arguments(tracer, sandbox, classes))
+        plain = {name: value for name, value in vars(root).items() if name not in tracer.children and name[0] != "_"}
+        # A flag that this path has decided is that decision, however it came about.
+        attributes = {name: _first(tracer.settled(value), tracer.value_text(value)) for name, value in plain.items()}
+        kinds = {name: child.class_name for name, child in tracer.children.items()}
+    return tracer.asked, repr((sorted(kinds.items()), sorted(attributes.items())))
+
+
+def _first(decided: bool | None, text: str) -> str:
+    return text if decided is None else str(decided)
+
+
+def _explore(
+    run: Callable[[Mapping[str, bool]], tuple[dict[str, bool], T]], known: Mapping[str, bool], classes: LayerClasses
+) -> Iterator[tuple[dict[str, bool], T]]:
+    """Run with every combination of answers that the run can reach, starting from those known."""
+    pending: list[dict[str, bool]] = [dict(known)]
+    paths = 0
+    while pending:
+        answers = pending.pop()
+        paths += 1
+        if paths > MOST_PATHS:
+            raise _too_many(classes)
+        try:
+            asked, outcome = run(answers)
+        except _UpstreamRaised as raised:
+            asked, outcome = raised.asked, None
+        fresh = [question for question in asked if question not in answers]
+        # Deepest question last, so that it is flipped first and the order of variants follows the source.
+        for position, question in enumerate(fresh):
+            earlier = {name: asked[name] for name in fresh[:position]}
+            pending.append({**answers, **earlier, question: not asked[question]})
+        if outcome is not None:
+            yield {**answers, **asked}, outcome
+
+
+class _UpstreamRaised(Exception):
+    def __init__(self, asked: dict[str, bool]) -> None:
+        self.asked = asked
+
+
+@contextmanager
+def _tracing(sandbox: Sandbox, tracer: LayerTracer, name: str) -> Iterator[None]:
+    sandbox.tracer = tracer
+    try:
+        yield
+    except Refused:
+        raise
+    except Exception as error:
+        if sandbox.raised_by_source(error) and isinstance(error, AssertionError | ValueError | NotImplementedError):
+            raise _UpstreamRaised(dict(tracer.asked)) from error
+        raise Refused(
+            RefusalKind.UNTRACEABLE,
+            at=sandbox.where(error) or Location("<inputs>", 0),
+            name=name,
+            saw=f"{type(error).__name__}: {error}",
+            do="teach the compiler this shape, or name a simpler boundary in the spec",
+        ) from error
+    finally:
+        sandbox.tracer = None
+
+
+def _variant_name(tracer: LayerTracer, root: Any, asked: Mapping[str, bool], classes: LayerClasses) -> str:
+    """Submodule classes and forward's questions, with attributes in place of the expressions that made them."""
+    kinds = [f"{name}={child.class_name}" for name, child in tracer.children.items() if name in classes.split_children]
+    flags = [f"self.{name}" for name, value in vars(root).items() if name != "training" and tracer.settled(value)]
+    known = {
+        tracer.value_text(value): f"self.{name}" for name, value in vars(root).items() if tracer.is_symbolic(value)
+    }
+    shown = []
+    for question, yes in asked.items():
+        for text in sorted(known, key=len, reverse=True):
+            question = question.replace(text, known[text])
+        shown.append(question if yes else f"not ({question})")
+    return ", ".join(dict.fromkeys([*kinds, *flags, *shown]))
+
+
+def _too_many(classes: LayerClasses) -> Refused:
+    return Refused(
+        RefusalKind.TOO_MANY_VARIANTS,
+        at=classes.location,
+        name=classes.layer,
+        saw=f"more than {MOST_PATHS} paths through the layer",
+        do="split the spec by architecture, or fix an option in it",
+    )

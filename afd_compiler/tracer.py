@@ -1,0 +1,263 @@
+"""Symbolic execution of one layer, construction and forward, into one torch.fx graph.
+
+Everything unknown is symbolic: configuration values as well as tensors. Where upstream branches on a symbolic
+value, the run takes one answer and remembers the question; `trace` asks again with the other answer. So each path
+through the layer is one straight graph, and a variant is the set of answers that leads to it.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import fx
+
+from afd_compiler.diagnostics import Location, RefusalKind, Refused
+from afd_compiler.sandbox import Leaf, Sandbox, Stub
+from afd_compiler.symbols import platform_answer
+
+ACTIVATION_DTYPE = "dtype"
+"""All activations of a layer are taken to have one dtype: a question about one tensor's is a question about all."""
+_NEGATIONS: Mapping[Any, Any] = {operator.is_not: operator.is_, operator.ne: operator.eq}
+_QUESTIONS: Mapping[str, Callable[..., Any]] = {"is": operator.is_, "is not": operator.is_not}
+_IN_PLACE = ("iadd", "isub", "imul", "itruediv", "iand", "ior", "imatmul", "ipow", "ifloordiv", "imod")
+IN_PLACE_OPERATORS = frozenset(getattr(operator, name) for name in _IN_PLACE) | {operator.setitem}
+_SYMBOLS = {
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "is_": "is", "is_not": "is not",
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
+}  # fmt: skip
+
+
+class Symbolic(fx.Proxy):
+    """A value known only by how it came about. Unlike a plain proxy it keeps in-place operators in place."""
+
+    tracer: "LayerTracer"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.tracer.attribute_of(self, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        node = self.node
+        if node.target is getattr:
+            owner, name = node.all_input_nodes[0], str(node.args[1])
+            return self.tracer.create_proxy("call_method", name, (fx.Proxy(owner, self.tracer), *args), kwargs)
+        return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
+
+    def __str__(self) -> str:
+        return self.tracer.text(self.node)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def _in_place(name: str) -> Callable[[Symbolic, Any], Any]:
+    def method(self: Symbolic, other: Any) -> Any:
+        return self.tracer.create_proxy("call_function", getattr(operator, name), (self, other), {})
+
+    return method
+
+
+for _name in _IN_PLACE:
+    setattr(Symbolic, f"__{_name}__", _in_place(_name))
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A submodule as the layer's `__init__` built it."""
+
+    name: str
+    class_name: str
+    arguments: str
+    location: Location
+
+
+class LayerTracer(fx.proxy.GraphAppendingTracer):
+    """Records one run. `answers` are the decisions taken; a new question is answered yes, or refused."""
+
+    def __init__(self, sandbox: Sandbox, entered: frozenset[str], answers: Mapping[str, bool], *, forks: bool) -> None:
+        super().__init__(fx.Graph())
+        self.sandbox, self.entered, self.forks = sandbox, entered, forks
+        self.answers = dict(answers)
+        self.asked: dict[str, bool] = {}
+        self.locations: dict[fx.Node, Location] = {}
+        self.children: dict[str, Child] = {}
+        self._texts: dict[fx.Node, str] = {}
+        self._built: dict[int, tuple[Any, str, Location]] = {}
+        self._root: Any = None
+        self._dtype: Any = None
+
+    def construct(self, cls: type, arguments: Mapping[str, Any]) -> Any:
+        """Build the layer; its submodules are recorded, not entered."""
+        self._root = root = cls(**arguments)
+        members = {**vars(root), **vars(root).get("_modules", {})}
+        for name, value in members.items():
+            if id(value) in self._built:
+                _, text, location = self._built[id(value)]
+                self.children[name] = Child(name, type(value).__name__, text, location)
+        return root
+
+    def forward(self, root: Any, arguments: Mapping[str, Any]) -> Any:
+        """Run the layer's forward; from here on `.dtype` means the activations'."""
+        self._dtype = self.input(ACTIVATION_DTYPE)
+        return type(root).forward(root, **arguments)
+
+    def input(self, name: str) -> Any:
+        """A symbolic input."""
+        return self.create_proxy("placeholder", name, (), {})
+
+    # What fx asks of a tracer.
+
+    def proxy(self, node: fx.Node) -> Symbolic:
+        return Symbolic(node, self)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        self.locations[node] = self.sandbox.here() or Location("<inputs>", 0)
+        return node
+
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, fx.Proxy):
+            return a.node
+        if isinstance(a, tuple | list):
+            return type(a)(self.create_arg(item) for item in a) if type(a) in (tuple, list) else a
+        if isinstance(a, dict):
+            return {key: self.create_arg(value) for key, value in a.items()}
+        if isinstance(a, slice):
+            return slice(self.create_arg(a.start), self.create_arg(a.stop), self.create_arg(a.step))
+        return a
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        question, negated = self._question(obj.node)
+        return self.decide(question) is not negated
+
+    def settled(self, value: Any) -> bool | None:
+        """What this path has decided about a value, or None."""
+        if not isinstance(value, fx.Proxy):
+            return value if isinstance(value, bool) else None
+        question, negated = self._question(value.node)
+        return (self.asked[question] is not negated) if question in self.asked else None
+
+    def _question(self, node: fx.Node) -> tuple[str, bool]:
+        """The positive form of what a node asks, and whether the node asks its opposite."""
+        if node.target in _NEGATIONS:
+            return self._render(_NEGATIONS[node.target], node), True
+        return self.text(node), False
+
+    # What the sandbox asks.
+
+    def is_symbolic(self, value: Any) -> bool:
+        return isinstance(value, fx.Proxy)
+
+    def ask(self, question: str, args: tuple[Any, ...]) -> Any:
+        if question in _QUESTIONS:
+            return self.create_proxy("call_function", _QUESTIONS[question], args, {})
+        if question == "isinstance" and args[1] is torch.Tensor:
+            return True
+        return self.create_proxy("call_function", self.sandbox.name(question), args, {})
+
+    def decide(self, question: str) -> bool:
+        """The answer to a question on this path."""
+        if "current_platform." in question:
+            return platform_answer(question.rpartition(".")[2].removesuffix("()"), self.sandbox.symbols.platform)
+        if question not in self.answers:
+            if not self.forks:
+                raise self.refused(question, f"the emitted half asks `{question}`, which upstream does not ask here")
+            self.answers[question] = True
+        self.asked.setdefault(question, self.answers[question])
+        return self.answers[question]
+
+    def record_construction(self, leaf: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        text = self.arguments_text(args, kwargs)
+        self._built[id(leaf)] = (leaf, text, self.sandbox.here() or Location("<inputs>", 0))
+
+    def enters(self, leaf: Any) -> bool:
+        return type(leaf).__module__ in self.entered
+
+    def call_function(self, stub: Stub, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self.create_proxy("call_function", stub, args, dict(kwargs))
+
+    def call_leaf(self, leaf: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self.create_proxy("call_module", self._path_of(leaf), args, dict(kwargs))
+
+    def leaf_attribute(self, leaf: Any, attribute: str) -> Any:
+        return self.create_proxy("get_attr", f"{self._path_of(leaf)}.{attribute}", (), {})
+
+    def attribute_of(self, value: Symbolic, name: str) -> Any:
+        if name == "dtype" and self._dtype is not None:
+            return self._dtype
+        return self.create_proxy("call_function", getattr, (value, name), {})
+
+    def _path_of(self, leaf: Any) -> str:
+        for name in self.children:
+            if getattr(self._root, name) is leaf:
+                return name
+        raise self.refused(type(leaf).__name__, "an object that is no direct submodule of the layer is used")
+
+    def refused(self, name: str, saw: str) -> Refused:
+        at = self.sandbox.here() or Location("<inputs>", 0)
+        do = "give the spec another boundary, or teach the compiler this shape"
+        return Refused(RefusalKind.UNTRACEABLE, at=at, name=name, saw=saw, do=do)
+
+    # Readable expressions: the names of decisions, and what constructor arguments are compared by.
+
+    def text(self, node: fx.Node) -> str:
+        """The expression that a node stands for, in upstream's own terms."""
+        if node not in self._texts:
+            self._texts[node] = self._render(node.target, node)
+        return self._texts[node]
+
+    def arguments_text(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
+        words = [*(self.value_text(value) for value in args)]
+        words += [f"{name}={self.value_text(value)}" for name, value in kwargs.items()]
+        return ", ".join(words)
+
+    def value_text(self, value: Any) -> str:
+        if isinstance(value, fx.Proxy):
+            return self.text(value.node)
+        if isinstance(value, fx.Node):
+            return self.text(value)
+        if isinstance(value, tuple | list):
+            inner = ", ".join(self.value_text(item) for item in value)
+            return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
+        if isinstance(value, slice):
+            return ":".join("" if part is None else self.value_text(part) for part in (value.start, value.stop))
+        if isinstance(value, Leaf | torch.nn.Module):
+            return type(value).__name__
+        if isinstance(value, type | FunctionType):
+            return value.__qualname__
+        return repr(value)
+
+    def _render(self, target: Any, node: fx.Node) -> str:
+        args = node.args
+        if node.op == "placeholder":
+            return str(target)
+        if node.op == "get_attr":
+            return f"self.{target}"
+        if node.op == "call_module":
+            return f"self.{target}({self.arguments_text(args, node.kwargs)})"
+        if node.op == "call_method":
+            return f"{self.value_text(args[0])}.{target}({self.arguments_text(args[1:], node.kwargs)})"
+        if target is getattr:
+            return f"{self.value_text(args[0])}.{args[1]}"
+        if target is operator.getitem:
+            return f"{self.value_text(args[0])}[{self.value_text(args[1])}]"
+        name = getattr(target, "__name__", str(target))
+        if name in _SYMBOLS and len(args) == 2:
+            return f"{self.value_text(args[0])} {_SYMBOLS[name]} {self.value_text(args[1])}"
+        return f"{target_name(target)}({self.arguments_text(args, node.kwargs)})"
+
+
+def target_name(target: Any) -> str:
+    """A call target as a person would write it."""
+    if isinstance(target, str):
+        return target
+    if isinstance(target, Stub):
+        return str(target.qualified_name)
+    return f"{getattr(target, '__module__', '') or ''}.{getattr(target, '__name__', target)}".lstrip(".")

@@ -1,0 +1,1 @@
+"""Wrappers written by afd-compile, one folder per vLLM release."""

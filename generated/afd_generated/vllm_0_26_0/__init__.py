@@ -1,0 +1,1 @@
+"""Wrappers for vLLM 0.26.0, written by afd-compile."""
