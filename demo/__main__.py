@@ -75,7 +75,14 @@ def compare(unsplit: Server, attention: Server) -> list[Compared]:
 
 
 def answers_table(compared: list[Compared]) -> Table:
-    table = Table("prompt", "unsplit", "attention + ffn", "max Δ log-prob", title="Greedy answers", show_lines=True)
+    table = Table(
+        "prompt",
+        "unsplit",
+        "attention + ffn",
+        "max Δ log-prob",
+        title="Greedy answers, one word per token",
+        show_lines=True,
+    )
     for one in compared:
         prompt = one.request.prompts[0].split()
         shown = " ".join(prompt[:4]) + (f" … ({len(prompt)} tokens)" if len(prompt) > 4 else "")

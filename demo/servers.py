@@ -19,7 +19,6 @@ import psutil
 HOST = "127.0.0.1"
 STOP_SECONDS = 15.0
 ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -27,10 +26,12 @@ ENVIRONMENT = {
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_SERVER_DEV_MODE": "1",
 }
-"""Environment of every server: a cache of 1 GiB, cores shared with the other servers, no network, and the endpoints
-/pause and /resume."""
-FLAGS = ("--max-model-len", "512", "--max-num-seqs", "4", "--max-num-batched-tokens", "512")
-"""Flags of every server: what a small checkpoint needs."""
+"""Environment of every server: shares its cores, needs no network, has the endpoints /pause and /resume."""
+FLAGS = (
+    *("--max-model-len", "512", "--max-num-seqs", "4", "--max-num-batched-tokens", "512"),
+    *("--kv-cache-memory-bytes", str(64 * 2**20)),
+)
+"""Flags of every server: no more than a small checkpoint needs, so that memory shows its weights."""
 
 Say = Callable[[str], None]
 
