@@ -24,7 +24,7 @@ class FFNLoop:
         self._device = device
         self._max_tokens: int = vllm_config.scheduler_config.max_num_batched_tokens
         self._tokens_like = torch.zeros(self._max_tokens, dtype=torch.int8, device=device)
-        self._step = FFNStep(model=model, vllm_config=vllm_config)
+        self._step = self._make_step(model)
         self._prepared = link.prepared()
         self._connector = make_connector(self._prepared.config)
         self._stop = threading.Event()
@@ -62,9 +62,19 @@ class FFNLoop:
 
     def _warm_up(self) -> None:
         """Compile, if the configuration says so, and run the step at both ends of its range, in the serving thread."""
+        from vllm.config import set_current_vllm_config
+
         link.install(link.Loopback())
-        for tokens in (self._max_tokens, 1):
-            self._compute(tokens)
+        with set_current_vllm_config(self._vllm_config):
+            for tokens in (self._max_tokens, 1):
+                self._compute(tokens)
+
+    def _make_step(self, model: FFNModel) -> FFNStep:
+        from vllm.config import set_current_vllm_config
+
+        with set_current_vllm_config(self._vllm_config):
+            step: FFNStep = FFNStep(model=model, vllm_config=self._vllm_config)
+        return step
 
     def _session(self) -> None:
         config = self._prepared.config
