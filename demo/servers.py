@@ -69,9 +69,11 @@ class Server:
             return httpx.get(f"{self.url}/health", timeout=2).status_code == httpx.codes.OK
         return False
 
-    def tail(self, lines: int = 40) -> str:
-        """The last lines of the log, under its path."""
-        return "\n".join([f"{self.log}:", *self.log.read_text(errors="replace").splitlines()[-lines:]])
+    def tail(self, lines: int = 30) -> str:
+        """What to read first of a failure: the log's path, the first errors in it, and its last lines."""
+        log = self.log.read_text(errors="replace").splitlines()
+        errors = [line for line in log if re.search(r"(Error|Exception): ", line)]
+        return "\n".join([f"{self.log}:", *errors[:3], "...", *log[-lines:]])
 
     def owned_parameters(self) -> int:
         """Parameters this process holds, as the runtime logged it. Raises ServerFailed if it did not."""
