@@ -25,8 +25,18 @@ def is_effect(node: fx.Node) -> bool:
     if node.op == "call_module":
         return True
     if node.op == "call_method":
-        return str(node.target).endswith("_") and not str(node.target).endswith("__")
+        name = str(node.target)
+        return child_of(node) is not None or name == "__call__" or (name.endswith("_") and not name.endswith("__"))
     if node.op != "call_function":
         return False
     in_place = node.target in IN_PLACE_OPERATORS or getattr(node.target, "__name__", "").endswith("_")
     return in_place or (isinstance(node.target, Stub) and "." in str(node.target))
+
+
+def child_of(node: fx.Node) -> str | None:
+    """The submodule of the layer that a node calls, directly or by a method of something inside it."""
+    if node.op == "call_module":
+        return str(node.target)
+    if node.op == "call_method" and isinstance(owner := node.args[0], fx.Node) and owner.op == "get_attr":
+        return str(owner.target).partition(".")[0]
+    return None

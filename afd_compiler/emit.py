@@ -68,7 +68,7 @@ def _bindings(classes: LayerClasses, cut: Partition, role: str) -> dict[str, str
             at=classes.location,
             name=f"{classes.layer}.__init__",
             saw=f"{', '.join(shared)} builds submodules of both roles",
-            do="such a layer needs an explicit __init__, which the compiler does not write yet",
+            do="serve this family unsplit: binding that name would also change what the role keeps",
         )
     return dict(sorted(bound.items()))
 

@@ -16,7 +16,7 @@ from torch import fx
 
 from afd_compiler.classes import LayerClasses
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
-from afd_compiler.effects import GETITEM, forward_nodes, is_effect
+from afd_compiler.effects import GETITEM, child_of, forward_nodes, is_effect
 from afd_compiler.region import Region, region_of
 from afd_compiler.trace import Trace
 
@@ -125,11 +125,10 @@ def _live_activations(trace: Trace) -> list[fx.Node]:
 def _pins(nodes: list[fx.Node], classes: LayerClasses) -> dict[fx.Node, str]:
     pinned: dict[fx.Node, str] = {}
     for node in nodes:
-        if node.op in ("placeholder", "output") or (
-            node.op == "call_module" and node.target in classes.attention_children
-        ):
+        child = child_of(node)
+        if node.op in ("placeholder", "output") or child in classes.attention_children:
             pinned[node] = "attn"
-        elif node.op == "call_module" and node.target in classes.ffn_children:
+        elif child in classes.ffn_children:
             pinned[node] = "ffn"
     return pinned
 
@@ -139,8 +138,7 @@ def _least_ffn_side(nodes: list[fx.Node], pinned: dict[fx.Node, str]) -> set[fx.
     flow = networkx.DiGraph()
     inside = set(nodes)
     for node, side in pinned.items():
-        # Edges run from ffn to attn, so that the source side that networkx returns is the least ffn side.
-        flow.add_edge(*(("ffn", node) if side == "ffn" else (node, "attn")))
+        flow.add_edge(*((node, "ffn") if side == "ffn" else ("attn", node)))
     for node in nodes:
         users = [user for user in node.users if user in inside]
         together = any(user.target is GETITEM for user in users) and node.op == "call_module"
@@ -149,7 +147,8 @@ def _least_ffn_side(nodes: list[fx.Node], pinned: dict[fx.Node, str]) -> set[fx.
         for user in users:
             flow.add_edge((node, "out"), user)
             flow.add_edge(user, (node, "in"))
-    _, (ffn_side, _) = networkx.minimum_cut(flow, "ffn", "attn")
+    # Of equal cuts networkx takes the one nearest the sink, which is the least ffn side.
+    _, (_, ffn_side) = networkx.minimum_cut(flow, "attn", "ffn")
     return {node for node in nodes if node in ffn_side}
 
 
@@ -195,8 +194,8 @@ def _contract(region: Region, classes: LayerClasses) -> Contract:
 def _owners(classes: LayerClasses, traces: tuple[Trace, ...], cuts: list[_Cut]) -> tuple[tuple[str, str], ...]:
     owners: dict[str, str] = {}
     for trace, cut in zip(traces, cuts, strict=True):
-        served = {str(node.target) for node in cut.ffn if node.op == "call_module"}
-        kept = {str(node.target) for node in trace.graph.nodes if node.op == "call_module" and node not in cut.ffn}
+        served = {child_of(node) for node in cut.ffn}
+        kept = {child_of(node) for node in cut.attention}
         for name, child in trace.children.items():
             role = "ffn" if name in served else "attention"
             if owners.setdefault(name, role) != role or (name in served and name in kept):
@@ -221,11 +220,12 @@ def _calls(
     return tuple((name, tuple(keywords)) for name, keywords in found.items())
 
 
+_TO_DO = {
+    RefusalKind.CONTRACT: "serve this family unsplit: the contract holds one [tokens, hidden] tensor each way",
+    RefusalKind.OWNERLESS: "serve this family unsplit: a submodule's weights have one owner",
+    RefusalKind.NO_BOUNDARY: "serve this family unsplit: every layer makes one exchange",
+}
+
+
 def _refused(kind: RefusalKind, classes: LayerClasses, at: Location, saw: str) -> Refused:
-    return Refused(
-        kind,
-        at=at,
-        name=f"{classes.layer}.forward",
-        saw=saw,
-        do="serve this family unsplit: the contract holds one [tokens, hidden] tensor each way",
-    )
+    return Refused(kind, at=at, name=f"{classes.layer}.forward", saw=saw, do=_TO_DO[kind])

@@ -96,5 +96,5 @@ def _no_form(file: str, line: int, saw: str) -> Refused:
         at=Location(file, line),
         name="forward",
         saw=saw,
-        do="wait for outlining of such regions, or place the boundary elsewhere",
+        do="serve this family unsplit: the FFN's work must stand in assignments of its own, outside loops",
     )

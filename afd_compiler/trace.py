@@ -70,14 +70,14 @@ def trace_one(
     with _tracing(sandbox, tracer, classes.layer):
         root = tracer.construct(layer, constructor_arguments(tracer, sandbox, classes))
         constructed = dict(tracer.asked)
-        inputs = {name: tracer.input(name) for name in forward_parameters(type(root))}
+        inputs = forward_parameters(type(root))
         tracer.graph.output(tracer.create_arg(tracer.forward(root, inputs)))
     asked_in_forward = {question: yes for question, yes in tracer.asked.items() if question not in constructed}
     variant = Trace(
         name=_variant_name(tracer, root, asked_in_forward, classes),
         answers=MappingProxyType(dict(tracer.answers)),
         children=MappingProxyType(dict(tracer.children)),
-        inputs=tuple(inputs),
+        inputs=inputs,
         graph=tracer.graph,
         locations=MappingProxyType(tracer.locations),
     )
@@ -155,8 +155,8 @@ def _tracing(sandbox: Sandbox, tracer: LayerTracer, name: str) -> Iterator[None]
             RefusalKind.UNTRACEABLE,
             at=sandbox.where(error) or Location("<inputs>", 0),
             name=name,
-            saw=f"{type(error).__name__}: {error}",
-            do="teach the compiler this shape, or name a simpler boundary in the spec",
+            saw=f"{type(error).__name__}: {str(error).partition('. ')[0]}",
+            do="serve this family unsplit: its forward cannot be followed symbolically here",
         ) from error
     finally:
         sandbox.tracer = None

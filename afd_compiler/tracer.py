@@ -20,6 +20,8 @@ from afd_compiler.symbols import platform_answer
 
 ACTIVATION_DTYPE = "dtype"
 """All activations of a layer are taken to have one dtype: a question about one tensor's is a question about all."""
+SHAPE_QUESTIONS: frozenset[Any] = frozenset({"shape", "ndim", "size", "dim", "numel", "device", "is_contiguous"})
+"""Attributes and methods of a tensor that tell nothing of its values."""
 _NEGATIONS: Mapping[Any, Any] = {operator.is_not: operator.is_, operator.ne: operator.eq}
 _QUESTIONS: Mapping[str, Callable[..., Any]] = {"is": operator.is_, "is not": operator.is_not}
 _IN_PLACE = ("iadd", "isub", "imul", "itruediv", "iand", "ior", "imatmul", "ipow", "ifloordiv", "imod")
@@ -92,6 +94,7 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         self._built: dict[int, tuple[Any, str, Location]] = {}
         self._root: Any = None
         self._dtype: Any = None
+        self._tensors: set[fx.Node] = set()
 
     def construct(self, cls: type, arguments: Mapping[str, Any]) -> Any:
         """Build the layer; its submodules are recorded, not entered."""
@@ -103,8 +106,10 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
                 self.children[name] = Child(name, type(value).__name__, text, location)
         return root
 
-    def forward(self, root: Any, arguments: Mapping[str, Any]) -> Any:
+    def forward(self, root: Any, parameters: Iterable[str]) -> Any:
         """Run the layer's forward; from here on `.dtype` means the activations'."""
+        arguments = {name: self.input(name) for name in parameters}
+        self._tensors = {value.node for value in arguments.values()}
         self._dtype = self.input(ACTIVATION_DTYPE)
         return type(root).forward(root, **arguments)
 
@@ -134,6 +139,14 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         return a
 
     def to_bool(self, obj: fx.Proxy) -> bool:
+        if self._reads_data(obj.node):
+            raise Refused(
+                RefusalKind.NOT_CAPTURE_SAFE,
+                at=self.sandbox.here() or Location("<inputs>", 0),
+                name=type(self._root).__name__,
+                saw=f"a branch on the values of a tensor: `{self.text(obj.node)}`",
+                do="serve this family unsplit: such a forward cannot be recorded in a graph",
+            )
         question, negated = self._question(obj.node)
         return self.decide(question) is not negated
 
@@ -143,6 +156,15 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
             return value if isinstance(value, bool) else None
         question, negated = self._question(value.node)
         return (self.asked[question] is not negated) if question in self.asked else None
+
+    def _reads_data(self, node: fx.Node) -> bool:
+        """Whether a value depends on what tensors hold, and not only on their shapes or on configuration."""
+        if node.op == "call_module" or node in self._tensors:
+            return True
+        told = {node.target, *(arg for arg in node.args[1:2] if isinstance(arg, str))}
+        if told & SHAPE_QUESTIONS or node.target in (operator.is_, operator.is_not):
+            return False
+        return any(self._reads_data(argument) for argument in node.all_input_nodes)
 
     def _question(self, node: fx.Node) -> tuple[str, bool]:
         """The positive form of what a node asks, and whether the node asks its opposite."""
@@ -202,7 +224,7 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
 
     def refused(self, name: str, saw: str) -> Refused:
         at = self.sandbox.here() or Location("<inputs>", 0)
-        do = "give the spec another boundary, or teach the compiler this shape"
+        do = "serve this family unsplit: its forward cannot be followed symbolically here"
         return Refused(RefusalKind.UNTRACEABLE, at=at, name=name, saw=saw, do=do)
 
     # Readable expressions: the names of decisions, and what constructor arguments are compared by.

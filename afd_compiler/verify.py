@@ -141,7 +141,7 @@ def _check_capture(classes: LayerClasses, halves: tuple[Trace, ...]) -> None:
                     at=half.locations[node],
                     name=f"{classes.layer}.forward",
                     saw=f"`{node.target}` reads a tensor on the host",
-                    do="serve this layer unsplit: its forward cannot be recorded in a graph",
+                    do="serve this family unsplit: its forward cannot be recorded in a graph",
                 )
 
 

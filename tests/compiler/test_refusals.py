@@ -1,0 +1,156 @@
+"""Every refusal by its whole text, each made by edits of a layer that is otherwise accepted."""
+
+import pytest
+
+from afd_compiler import trace
+from afd_compiler.diagnostics import RefusalKind
+from afd_compiler.outcome import Compiled, Refusal
+from afd_compiler.spec import Spec
+
+from .conftest import TINY, CompileTiny
+
+FILE = "vllm/model_executor/models/tiny.py"
+CALL = "            hidden_states = self.ffn(hidden_states)\n"
+BEFORE = "        if self.flag:\n"
+INIT = "        self.norm1 = "
+LAST = "            hidden_states *= 1.0 / self.scale\n        return hidden_states, residual\n"
+MODEL_NORM = "        self.norm = RMSNorm(vllm_config)\n"
+ONE_TENSOR = "serve this family unsplit: the contract holds one [tokens, hidden] tensor each way"
+ALONE = "serve this family unsplit: the FFN's work must stand in assignments of its own, outside loops"
+MOE = "self_attn=TinyAttention, ffn=TinyMoE"
+Edits = tuple[tuple[str, str], ...]
+
+REFUSALS: dict[str, tuple[Edits, RefusalKind, str]] = {
+    "a second value for the FFN": (
+        ((CALL, "            hidden_states = self.ffn(hidden_states, positions)\n"),),
+        RefusalKind.CONTRACT,
+        f"{FILE}:71: TinyDecoderLayer.forward: 2 values cross to the FFN (made at <inputs>:0, {FILE}:67) in the variant "
+        f"{MOE}, residual is None, not (self.flag) [contract]\n  do: {ONE_TENSOR}",
+    ),
+    "a value used again after it was sent": (
+        ((BEFORE, f"        sent = hidden_states\n{BEFORE}"), (LAST, LAST.replace("residual\n", "residual + sent\n"))),
+        RefusalKind.CONTRACT,
+        f"{FILE}:70: TinyDecoderLayer.forward: the value that is sent is used again at {FILE}:76, after the FFN may have "
+        f"changed it [contract]\n  do: {ONE_TENSOR}",
+    ),
+    "a statement of both sides": (
+        ((CALL, "            hidden_states = residual + self.ffn(hidden_states)\n"),),
+        RefusalKind.NO_FORM,
+        f"{FILE}:74: forward: the statement `hidden_states *= 1.0 / self.scale` does work of both sides [no-form]\n"
+        f"  do: {ALONE}",
+    ),
+    "an FFN in a loop": (
+        ((CALL, f"            for _ in (1,):\n    {CALL}"),),
+        RefusalKind.NO_FORM,
+        f"{FILE}:72: forward: FFN work inside a `For` statement [no-form]\n  do: {ALONE}",
+    ),
+    "a submodule of both sides": (
+        ((CALL, "            hidden_states = self.ffn(self.norm1(self.ffn(hidden_states)))\n"),),
+        RefusalKind.OWNERLESS,
+        f"{FILE}:52: TinyDecoderLayer.forward: submodule norm1 is used by attention and by the FFN [ownerless]\n"
+        "  do: serve this family unsplit: a submodule's weights have one owner",
+    ),
+    "a path without an FFN": (
+        ((CALL, "            pass\n"),),
+        RefusalKind.NO_BOUNDARY,
+        f"{FILE}:41: TinyDecoderLayer.forward: no FFN is called in the variant {MOE}, residual is None, not (self.flag) "
+        "[no-boundary]\n  do: serve this family unsplit: every layer makes one exchange",
+    ),
+    "no experts anywhere": (
+        (("        self.experts = FusedMoE(config.num_experts)\n", ""),),
+        RefusalKind.NO_BOUNDARY,
+        f"{FILE}:1: vllm.model_executor.models.tiny: no class that the architectures reach builds both an attention and a "
+        "mixture of experts [no-boundary]\n  do: name the module that defines the decoder layer in the spec",
+    ),
+    "a layer built under another name": (
+        (("TinyDecoderLayer(vllm_config, prefix=prefix)", "vllm_config.layer_of(TinyDecoderLayer)"),),
+        RefusalKind.NO_BOUNDARY,
+        f"{FILE}:41: TinyDecoderLayer: no class that the architectures reach builds this layer under its own name "
+        "[no-boundary]\n  do: name the architectures that build it",
+    ),
+    "two kinds of layers": (
+        (
+            ("class TinyModel(", "class OtherDecoderLayer(TinyDecoderLayer):\n    pass\n\n\nclass TinyModel("),
+            (MODEL_NORM, f"{MODEL_NORM}        self.last = OtherDecoderLayer(vllm_config, prefix=prefix)\n"),
+        ),
+        RefusalKind.AMBIGUOUS_BOUNDARY,
+        f"{FILE}:1: vllm.model_executor.models.tiny: several classes build both attention and a mixture of experts: "
+        "OtherDecoderLayer (line 78), TinyDecoderLayer (line 41) [ambiguous-boundary]\n"
+        "  do: give each its own spec, naming the architectures that use it",
+    ),
+    "a class name for both roles": (
+        ((INIT, f"        self.extra = TinyMLP(config.size, prefix)\n{INIT}"),),
+        RefusalKind.SHARED_CONSTRUCTOR,
+        f"{FILE}:41: TinyDecoderLayer.__init__: TinyMLP builds submodules of both roles [shared-constructor]\n"
+        "  do: serve this family unsplit: binding that name would also change what the role keeps",
+    ),
+    "work after the FFN that attention would repeat": (
+        (
+            (INIT, f"        self.reduce = config.reduce\n{INIT}"),
+            (LAST, LAST.replace("        return", "        if self.reduce:\n            hidden_states = all_reduce(hidden_states)\n        return")),
+        ),
+        RefusalKind.NOT_EQUAL,
+        f"{FILE}:77: TinyDecoderLayer.forward: `call_function vllm.distributed.all_reduce` ({FILE}:77) is done that "
+        f"upstream does not do, in the variant {MOE}, self.flag, self.reduce, residual is None [not-equal]\n"
+        "  do: the cut would change the model here; keep it unsplit, and report the layer to afd-compiler",
+    ),
+    "source that does not run": (
+        (("class TinyMLP(nn.Module):", "undefined_name\nclass TinyMLP(nn.Module):"),),
+        RefusalKind.SOURCE_FAILED,
+        f"{FILE}:15: vllm.model_executor.models.tiny: NameError while executing the source under stubs: name "
+        "'undefined_name' is not defined [source-failed]\n"
+        "  do: report this release to afd-compiler: its stubs do not cover what the module does on import",
+    ),
+    "a loop over a tensor": (
+        ((BEFORE, f"        for row in hidden_states:\n            hidden_states = row\n{BEFORE}"),),
+        RefusalKind.UNTRACEABLE,
+        f"{FILE}:68: TinyDecoderLayer: TraceError: Proxy object cannot be iterated [untraceable]\n"
+        "  do: serve this family unsplit: its forward cannot be followed symbolically here",
+    ),
+    "a branch on a tensor's values": (
+        ((BEFORE, f"        if positions.max() > 0:\n            hidden_states = hidden_states + 1\n{BEFORE}"),),
+        RefusalKind.NOT_CAPTURE_SAFE,
+        f"{FILE}:68: TinyDecoderLayer: a branch on the values of a tensor: `positions.max() > 0` [not-capture-safe]\n"
+        "  do: serve this family unsplit: such a forward cannot be recorded in a graph",
+    ),
+    "a host read": (
+        ((BEFORE, f"        hidden_states = hidden_states * positions.max().item()\n{BEFORE}"),),
+        RefusalKind.NOT_CAPTURE_SAFE,
+        f"{FILE}:68: TinyDecoderLayer.forward: `item` reads a tensor on the host [not-capture-safe]\n"
+        "  do: serve this family unsplit: its forward cannot be recorded in a graph",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_refusal(compile_tiny: CompileTiny, what: str) -> None:
+    edits, kind, text = REFUSALS[what]
+    outcome = compile_tiny(*edits)
+    assert isinstance(outcome, Refusal), outcome
+    assert (outcome.reason.kind, str(outcome.reason)) == (kind, text)
+
+
+def test_without_an_edit_the_layer_is_accepted(compile_tiny: CompileTiny) -> None:
+    assert isinstance(compile_tiny(), Compiled)
+
+
+def test_an_architecture_that_the_release_lacks(compile_tiny: CompileTiny) -> None:
+    outcome = compile_tiny(spec=Spec(family="tiny", module=TINY.module, architectures=("OtherForCausalLM",)))
+    assert isinstance(outcome, Refusal)
+    assert outcome.reason.kind is RefusalKind.ARCHITECTURE_MISSING
+    assert str(outcome.reason) == (
+        f"{FILE}:1: vllm.model_executor.models.tiny: vLLM 9.9.9 for cpu has OtherForCausalLM in no file "
+        "[architecture-missing]\n"
+        "  do: correct `module` or `architectures` in the spec, or choose another platform"
+    )
+
+
+def test_too_many_variants(compile_tiny: CompileTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "MOST_PATHS", 3)
+    outcome = compile_tiny()
+    assert isinstance(outcome, Refusal)
+    assert outcome.reason.kind is RefusalKind.TOO_MANY_VARIANTS
+    assert str(outcome.reason) == (
+        f"{FILE}:41: TinyDecoderLayer: more than 3 paths through the layer [too-many-variants]\n"
+        "  do: split the spec by architecture, or fix an option in it"
+    )
