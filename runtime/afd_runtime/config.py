@@ -62,7 +62,7 @@ FIXES = {
 def parse_config(raw: object) -> AFDConfig:
     """Raise `AFDConfigError` with one line for each wrong field."""
     if not isinstance(raw, dict):
-        raise AFDConfigError(f"afd: saw {raw!r}; set it to an object such as {{\"role\": \"attention\"}}")
+        raise AFDConfigError(f'afd: saw {raw!r}; set it to an object such as {{"role": "attention"}}')
     try:
         config = AFDConfig.model_validate(raw)
     except ValidationError as error:
@@ -71,7 +71,7 @@ def parse_config(raw: object) -> AFDConfig:
     return config
 
 
-def _line(entry: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails is a TypedDict without a public import path
+def _line(entry: Any) -> str:
     path = ".".join(str(part) for part in entry["loc"])
     if entry["type"] == "extra_forbidden":
         model: type[BaseModel] = ConnectorOptions if len(entry["loc"]) > 1 else AFDConfig
@@ -89,7 +89,9 @@ def _refuse_unsupported(config: AFDConfig) -> None:
         raise AFDConfigError(f"afd.connector: {config.connector} is not implemented yet; set it to {usable}")
     for field in ("num_attention_ranks", "num_ffn_ranks"):
         if (ranks := getattr(config, field)) != 1:
-            raise AFDConfigError(f"afd.{field}: saw {ranks}, but only one rank of each role is supported yet; set it to 1")
+            raise AFDConfigError(
+                f"afd.{field}: saw {ranks}, but only one rank of each role is supported yet; set it to 1"
+            )
     if config.compute_gate_on_attention:
         raise AFDConfigError(
             "afd.compute_gate_on_attention: saw True, but the gate runs on the FFN role only for now; set it to false"
@@ -108,7 +110,7 @@ UNSUPPORTED = (
 """vLLM settings that a split model cannot serve yet: where, the only value served, the flag that sets it."""
 
 
-def refuse_unsupported_vllm(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM is untyped here
+def refuse_unsupported_vllm(vllm_config: Any) -> None:
     """Raise `AFDConfigError` for a vLLM feature that would be silently wrong or hang when split."""
     for path, served, flag in UNSUPPORTED:
         value = vllm_config

@@ -19,7 +19,7 @@ logger = init_logger(__name__)
 class FFNLoop:
     """Serves in a thread of its own. `start` returns once the step has run on dummy data."""
 
-    def __init__(self, vllm_config: Any, model: FFNModel, device: torch.device) -> None:  # noqa: ANN401
+    def __init__(self, vllm_config: Any, model: FFNModel, device: torch.device) -> None:
         self._vllm_config = vllm_config
         self._device = device
         self._max_tokens: int = vllm_config.scheduler_config.max_num_batched_tokens

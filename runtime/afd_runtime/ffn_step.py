@@ -1,4 +1,6 @@
-"""One step of the FFN role as a module, compiled by the same vLLM machinery as the unsplit model, so it rounds alike."""
+"""One step of the FFN role as a module, compiled by the same vLLM machinery as an unsplit model."""
+
+from typing import Any
 
 import torch
 from vllm.compilation.decorators import support_torch_compile
@@ -11,8 +13,9 @@ from afd_runtime.split import FFNLayer, FFNModel, find_layers
 class FFNStep(torch.nn.Module):
     """Every split layer in order: receive, compute, send. Follows vLLM's CompilationConfig; eager if that says so."""
 
-    def __init__(self, *, model: FFNModel) -> None:
+    def __init__(self, *, model: FFNModel, vllm_config: Any) -> None:
         super().__init__()
+        del vllm_config  # for the decorator
         layers = find_layers(model, FFNLayer)
         self.numbers = tuple(layers)
         self.layers = torch.nn.ModuleList(layers.values())

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 _PlatformWorker: Any = resolve_obj_by_qualname(platform_worker(current_platform.device_type))
 
 
-class FFNWorker(_PlatformWorker):  # type: ignore[misc]
+class FFNWorker(_PlatformWorker):
     """Holds the FFN loop. Requests never come here: they are refused when they arrive (`afd_runtime.refuse`)."""
 
     _afd_loop: "FFNLoop | None" = None
 
-    def compile_or_warm_up_model(self) -> Any:  # noqa: ANN401 - what it returns differs between releases
+    def compile_or_warm_up_model(self) -> Any:
         result = super().compile_or_warm_up_model()
         from afd_runtime.ffn_loop import FFNLoop
 

@@ -17,7 +17,7 @@ NOT_THE_MODEL = {"architectures", "_name_or_path", "name_or_path", "transformers
 """Keys of a Hugging Face configuration that may differ between two copies of one model."""
 
 
-def facts_of(vllm_config: Any, config: AFDConfig, wrapper: type, layers: tuple[int, ...]) -> Facts:  # noqa: ANN401
+def facts_of(vllm_config: Any, config: AFDConfig, wrapper: type, layers: tuple[int, ...]) -> Facts:
     """This role's facts; `wrapper` is the emitted model class, `layers` the numbers of its split layers."""
     import vllm
 

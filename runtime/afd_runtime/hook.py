@@ -14,7 +14,7 @@ REFUSE_V1 = "afd_runtime.refuse:RefuseRequests"
 REFUSE_V2 = "afd_runtime.refuse_v2:RefuseRequests"
 
 
-def apply_afd(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM is untyped here
+def apply_afd(vllm_config: Any) -> None:
     """Turn a VllmConfig into that of its role. Doing so again changes nothing: vLLM copies and re-validates it."""
     if vllm_config.model_config is None:
         return
@@ -25,7 +25,7 @@ def apply_afd(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM is untyped here
         _become_ffn(vllm_config)
 
 
-def _use_wrapper(vllm_config: Any, config: AFDConfig) -> None:  # noqa: ANN401
+def _use_wrapper(vllm_config: Any, config: AFDConfig) -> None:
     """Swap the name that vLLM's model loader resolves.
 
     Only that one: `ModelConfig.architectures` and `.architecture` are read for the model's traits (kind of runner, MLA,
@@ -36,7 +36,9 @@ def _use_wrapper(vllm_config: Any, config: AFDConfig) -> None:  # noqa: ANN401
         raise AFDConfigError("afd: the model's config.json names no architecture; add its `architectures`")
     native = native_of(hf_config.architectures[0])
     wrapper = find_wrapper(native, _platform_name())
-    aliases = {alias_of(role, native): f"{wrapper.module}:{getattr(wrapper.roles, role)}" for role in ("attention", "ffn")}
+    aliases = {
+        alias_of(role, native): f"{wrapper.module}:{getattr(wrapper.roles, role)}" for role in ("attention", "ffn")
+    }
     register_aliases(aliases)
     alias = alias_of(config.role, native)
     if hf_config.architectures != [alias]:
@@ -44,12 +46,13 @@ def _use_wrapper(vllm_config: Any, config: AFDConfig) -> None:  # noqa: ANN401
         hf_config.architectures = [alias]
 
 
-def _become_ffn(vllm_config: Any) -> None:  # noqa: ANN401
+def _become_ffn(vllm_config: Any) -> None:
     parallel = vllm_config.parallel_config
     expected = platform_worker(vllm_config.device_config.device_type)
     if parallel.worker_cls not in (expected, FFN_WORKER):
         raise AFDConfigError(
-            f"afd: the ffn role brings its own worker, but worker_cls is {parallel.worker_cls!r}; start without --worker-cls"
+            f"afd: the ffn role brings its own worker, "
+            f"but worker_cls is {parallel.worker_cls!r}; start without --worker-cls"
         )
     parallel.worker_cls = FFN_WORKER
     # A model without attention has no KV cache group, and the prefix cache asserts that there is one.
@@ -57,7 +60,7 @@ def _become_ffn(vllm_config: Any) -> None:  # noqa: ANN401
     _refuse_requests(vllm_config)
 
 
-def _refuse_requests(vllm_config: Any) -> None:  # noqa: ANN401
+def _refuse_requests(vllm_config: Any) -> None:
     model_config = vllm_config.model_config
     others = [name for name in model_config.logits_processors or () if name not in (REFUSE_V1, REFUSE_V2)]
     model_config.logits_processors = [*others, REFUSE_V1]

@@ -85,7 +85,7 @@ _prepared: Prepared | None = None
 _current: Link | None = None
 
 
-def prepare(vllm_config: Any, wrapper: type, layers: tuple[int, ...]) -> None:  # noqa: ANN401 - vLLM is untyped here
+def prepare(vllm_config: Any, wrapper: type, layers: tuple[int, ...]) -> None:
     """Called by a role's model when it is built. Connects nothing."""
     global _prepared
     config = parse_config(vllm_config.additional_config["afd"])

@@ -6,7 +6,7 @@ drops nor reorders them. What a hop does is up to the process's link (`afd_runti
 
 import torch
 
-_library = torch.library.Library("afd", "DEF")  # noqa: TOR901 - lives as long as the process
+_library = torch.library.Library("afd", "DEF")
 _library.define("send(Tensor x, int layer, bool opens_step) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 _library.define(
     "recv(Tensor ticket, SymInt tokens, int hidden, ScalarType dtype, int layer) -> Tensor",
@@ -14,17 +14,14 @@ _library.define(
 )
 
 
-@torch.library.register_fake("afd::send")
 def _send_fake(x: torch.Tensor, layer: int, opens_step: bool) -> torch.Tensor:
     return x.new_empty(0)
 
 
-@torch.library.register_fake("afd::recv")
 def _recv_fake(ticket: torch.Tensor, tokens: int, hidden: int, dtype: torch.dtype, layer: int) -> torch.Tensor:
     return ticket.new_empty((tokens, hidden), dtype=dtype)
 
 
-@torch.library.impl(_library, "send", "CompositeExplicitAutograd")
 def _send(x: torch.Tensor, layer: int, opens_step: bool) -> torch.Tensor:
     from afd_runtime.link import current
 
@@ -32,13 +29,17 @@ def _send(x: torch.Tensor, layer: int, opens_step: bool) -> torch.Tensor:
     return x.new_empty(0)
 
 
-@torch.library.impl(_library, "recv", "CompositeExplicitAutograd")
 def _recv(ticket: torch.Tensor, tokens: int, hidden: int, dtype: torch.dtype, layer: int) -> torch.Tensor:
     from afd_runtime.link import current
 
     received = ticket.new_empty((tokens, hidden), dtype=dtype)
     current().recv(received, layer)
     return received
+
+
+for _name, _impl, _fake in (("send", _send, _send_fake), ("recv", _recv, _recv_fake)):
+    _library.impl(_name, _impl, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"afd::{_name}", _fake)
 
 
 def send(x: torch.Tensor, layer: int, opens_step: bool = False) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Entry point of `vllm.general_plugins`: runs in every vLLM process, often, and before it is known whether AFD is used."""
+"""Entry point of `vllm.general_plugins`: runs in every vLLM process, more than once, with AFD or without."""
 
 import functools
 import os
@@ -16,14 +16,14 @@ def register() -> None:
         register_aliases(inherited_aliases())
 
 
-def _wrap(platform: Any) -> None:  # noqa: ANN401 - vLLM is untyped here
+def _wrap(platform: Any) -> None:
     """Replace a classmethod by one that calls it and then applies AFD, if `additional_config` asks for it."""
     native = platform.check_and_update_config
     if hasattr(native, "afd"):
         return
 
     @functools.wraps(native.__func__)
-    def check_and_update_config(cls: type, vllm_config: Any) -> None:  # noqa: ANN401
+    def check_and_update_config(cls: type, vllm_config: Any) -> None:
         native.__func__(cls, vllm_config)
         additional = vllm_config.additional_config
         if isinstance(additional, dict) and "afd" in additional:

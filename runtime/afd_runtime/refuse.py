@@ -1,4 +1,4 @@
-"""Answers requests to the FFN role's HTTP port. vLLM asks each logits processor to admit a request before it queues it."""
+"""Answers requests to the FFN role's HTTP port: vLLM asks each logits processor before it queues a request."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class RefuseRequests(LogitsProcessor):
     def __init__(self, *_: object) -> None:
         pass
 
-    def apply(self, logits: Any) -> Any:  # noqa: ANN401
+    def apply(self, logits: Any) -> Any:
         return logits
 
     def is_argmax_invariant(self) -> bool:

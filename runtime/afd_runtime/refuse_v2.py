@@ -14,5 +14,5 @@ class RefuseRequests(LogitsProcessor):
     def validate_params(cls, sampling_params: object) -> None:
         raise ValueError(TEXT)
 
-    def apply(self, logits: Any, ctx: object) -> Any:  # noqa: ANN401
+    def apply(self, logits: Any, ctx: object) -> Any:
         return logits

@@ -53,7 +53,10 @@ def find_layers(model: torch.nn.Module, kind: type) -> dict[int, Any]:
     return dict(sorted(found.items()))
 
 
-_Model = torch.nn.Module if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    _Model = torch.nn.Module
+else:
+    _Model = object  # upstream's class, behind the mixin, brings nn.Module
 
 
 class _RoleModel(_Model):
@@ -62,19 +65,19 @@ class _RoleModel(_Model):
     role: str
     split: type
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:  # noqa: ANN401
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # vLLM looks for these two names in the signature; an emitted `__init__(*args, **kwargs)` would hide them.
         if "__init__" in vars(cls):
             cls.__init__.__signature__ = inspect.signature(_RoleModel.__init__)  # type: ignore[attr-defined]
 
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: ANN401 - vLLM is untyped here
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         from afd_runtime.link import prepare
 
         prepare(vllm_config, wrapper=type(self), layers=tuple(find_layers(self, self.split)))
 
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:  # noqa: ANN401
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
         """Hand upstream the tensors that lie under no stand-in, so that it reports missing and surplus ones itself."""
         from afd_runtime.log import init_logger
 
@@ -106,7 +109,7 @@ class AttentionModel(_RoleModel):
     role = "attention"
     split = RemoteFFN
 
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: ANN401
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         remote = find_layers(self, RemoteFFN)
         for layer, module in remote.items():
@@ -120,7 +123,7 @@ class FFNModel(_RoleModel):
     role = "ffn"
     split = FFNLayer
 
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:  # noqa: ANN401
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         model_config = vllm_config.model_config
         self.afd_hidden_size: int = model_config.get_hidden_size()

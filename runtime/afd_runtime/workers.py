@@ -14,5 +14,7 @@ PLATFORM_WORKERS = {
 def platform_worker(device_type: str) -> str:
     """Qualified name of the worker that the FFN role derives from."""
     if device_type not in PLATFORM_WORKERS:
-        raise AFDConfigError(f"afd: no FFN worker for device type {device_type!r}; known are {', '.join(PLATFORM_WORKERS)}")
+        raise AFDConfigError(
+            f"afd: no FFN worker for device type {device_type!r}; known are {', '.join(PLATFORM_WORKERS)}"
+        )
     return PLATFORM_WORKERS[device_type]

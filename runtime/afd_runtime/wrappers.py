@@ -65,7 +65,9 @@ def find_wrapper(architecture: str, platform: str) -> Wrapper:
         if manifest.source_sha256 == upstream.sha256:
             _export_folder(folder)
             return _checked(path, manifest, architecture, "afd_runtime.compiled")
-    raise WrapperError(f"afd: the compiler wrote no wrapper of {architecture} to {folder}; do: {_command(architecture)}")
+    raise WrapperError(
+        f"afd: the compiler wrote no wrapper of {architecture} to {folder}; do: {_command(architecture)}"
+    )
 
 
 def installed_source(architecture: str) -> Upstream:
@@ -76,7 +78,9 @@ def installed_source(architecture: str) -> Upstream:
     module = getattr(ModelRegistry.models.get(architecture), "module_name", None)
     spec = importlib.util.find_spec(module) if module else None
     if spec is None or spec.origin is None:
-        raise WrapperError(f"afd: vLLM {vllm.__version__} knows no source file of {architecture}; is it a model of vLLM?")
+        raise WrapperError(
+            f"afd: vLLM {vllm.__version__} knows no source file of {architecture}; is it a model of vLLM?"
+        )
     path = Path(spec.origin)
     root = Path(vllm.__file__).parent.parent
     source = path.relative_to(root).as_posix()
@@ -108,13 +112,15 @@ def _compiled_folder(architecture: str, platform: str, upstream: Upstream, reaso
     try:
         from afd_compiler.on_demand import compile_installed
     except ImportError as error:
-        raise WrapperError(f"afd: {reason}, and the compiler is not here ({error}); do: {_command(architecture)}") from None
+        raise WrapperError(
+            f"afd: {reason}, and the compiler is not here ({error}); do: {_command(architecture)}"
+        ) from None
     logger.warning("afd: %s; compiling it now into %s", reason, folder)
     return Path(compile_installed(architecture, platform, folder))
 
 
 def _command(architecture: str) -> str:
-    return f"pip install 'afd-compiler[compiler]', or run afd-compile with the spec of {architecture} and --vllm installed"
+    return f"pip install 'afd-compiler[compiler]', and {architecture} is compiled when vLLM starts"
 
 
 def _folders_of(package: str) -> list[Path]:

@@ -4,13 +4,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from afd_runtime.config import AFDConfig
 from afd_runtime.connectors.base import Connector
-from afd_runtime.connectors.rendezvous import Rendezvous
+from afd_runtime.connectors.rendezvous import Rendezvous, dist
 from afd_runtime.errors import WireError
 from afd_runtime.handshake import Facts
 from afd_runtime.header import SIZE
@@ -27,7 +27,7 @@ class GlooConnector(Connector):
     def __init__(self, config: AFDConfig) -> None:
         super().__init__(config)
         self._rendezvous = Rendezvous(config)
-        self._group: dist.ProcessGroupGloo | None = None
+        self._group: Any = None
         self._timeout = timedelta(seconds=config.connector_extra_config.timeout_s)
         topology = topology_of(config)
         # One process of each role: the ranks of the two ends are all the ranks there are.
@@ -40,7 +40,7 @@ class GlooConnector(Connector):
 
     def connect(self, facts: Facts, stop: threading.Event | None = None) -> bool:
         if self.config.role == "attention":
-            store: dist.Store | None = self._rendezvous.join(facts)
+            store = self._rendezvous.join(facts)
         else:
             store = self._rendezvous.accept(facts, stop or threading.Event())
         if store is None:
@@ -75,7 +75,7 @@ class GlooConnector(Connector):
         if group is not None:
             group.abort()
 
-    def _open(self) -> dist.ProcessGroupGloo:
+    def _open(self) -> Any:
         if self._group is None:
             raise WireError("the session is closed")
         return self._group
@@ -88,4 +88,9 @@ class GlooConnector(Connector):
             if isinstance(error, WireError):
                 raise
             other = "FFN" if self.config.role == "attention" else "attention"
-            raise WireError(f"lost the {other} role: {str(error).splitlines()[0]}") from error
+            raise WireError(f"lost the {other} role: {_reason(error)}") from error
+
+
+def _reason(error: RuntimeError) -> str:
+    """The first sentence of a gloo error, without the source position before it."""
+    return str(error).splitlines()[0].rpartition("] ")[2].partition(". ")[0]

@@ -10,8 +10,9 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
-import torch.distributed as dist
+import torch.distributed
 
 from afd_runtime.config import AFDConfig
 from afd_runtime.errors import AFDConfigError, WireError
@@ -21,6 +22,8 @@ from afd_runtime.log import init_logger
 logger = init_logger(__name__)
 
 POLL_S = 0.1
+dist: Any = torch.distributed
+"""Its stubs lack most of what is used here."""
 NUMBER = "afd/sessions"
 
 
@@ -29,7 +32,7 @@ class Rendezvous:
 
     def __init__(self, config: AFDConfig) -> None:
         self._config = config
-        self._store: dist.TCPStore | None = None
+        self._store: Any = None
         self._last = 0
 
     def host(self) -> None:
@@ -39,18 +42,17 @@ class Rendezvous:
             listener = socket.create_server((host, port), family=_family(host))
         except OSError as error:
             raise AFDConfigError(
-                f"afd.host, afd.port: cannot listen on {host}:{port} ({error.strerror}); give an address of this machine"
-                " and a free port"
+                f"afd.host, afd.port: cannot listen on {host}:{port} ({error.strerror}); "
+                "give an address of this machine and a free port"
             ) from None
         # The store owns the descriptor from here on.
         self._store = dist.TCPStore(
             host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
         )  # fmt: skip
 
-    def accept(self, facts: Facts, stop: threading.Event) -> dist.Store | None:
+    def accept(self, facts: Facts, stop: threading.Event) -> Any | None:
         """FFN role: wait for the next Attention and check its facts; None when `stop` was set meanwhile."""
         store = self._store
-        assert store is not None, "accept before host"
         while not stop.is_set():
             newest = store.add(NUMBER, 0)
             for session in range(newest, self._last, -1):
@@ -62,7 +64,7 @@ class Rendezvous:
             stop.wait(POLL_S)
         return None
 
-    def join(self, facts: Facts) -> dist.Store:
+    def join(self, facts: Facts) -> Any:
         """Attention role: open a session with the FFN and check its facts."""
         deadline = time.monotonic() + self._config.connector_extra_config.connect_timeout_s
         address = f"{self._config.host}:{self._config.port}"
