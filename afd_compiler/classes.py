@@ -185,10 +185,12 @@ class _ClassQuestions:
 def _constructs_in(function: ast.FunctionDef) -> Iterator[Construct]:
     aliases = _aliases(function)
     for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call | ast.IfExp):
             targets = [name for target in node.targets if (name := _self_attribute(target))]
-            names = _callee_names(node.value, aliases)
-            yield from (Construct(target, names, node.value.lineno) for target in targets)
+            for call in _alternatives(node.value):
+                if isinstance(call, ast.Call):
+                    names = _callee_names(call, aliases)
+                    yield from (Construct(target, names, call.lineno) for target in targets)
         elif isinstance(node, ast.Call):
             yield Construct(None, _callee_names(node, aliases), node.lineno)
 
@@ -199,11 +201,14 @@ def _aliases(function: ast.FunctionDef) -> dict[str, tuple[str, ...]]:
     for node in ast.walk(function):
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
             continue
-        values = [node.value.body, node.value.orelse] if isinstance(node.value, ast.IfExp) else [node.value]
-        names = tuple(value.id for value in values if isinstance(value, ast.Name))
+        names = tuple(value.id for value in _alternatives(node.value) if isinstance(value, ast.Name))
         if names:
             found[node.targets[0].id] = tuple(dict.fromkeys(found.get(node.targets[0].id, ()) + names))
     return found
+
+
+def _alternatives(value: ast.expr) -> list[ast.expr]:
+    return [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
 
 
 def _callee_names(call: ast.Call, aliases: dict[str, tuple[str, ...]]) -> tuple[str, ...]:

@@ -29,8 +29,10 @@ def is_effect(node: fx.Node) -> bool:
         return child_of(node) is not None or name == "__call__" or (name.endswith("_") and not name.endswith("__"))
     if node.op != "call_function":
         return False
-    in_place = node.target in IN_PLACE_OPERATORS or getattr(node.target, "__name__", "").endswith("_")
-    return in_place or (isinstance(node.target, Stub) and "." in str(node.target))
+    name = getattr(node.target, "__name__", "")
+    # torch marks in-place functions by a trailing underscore; `operator.is_` and its like only avoid a keyword.
+    in_place = name.endswith("_") and getattr(operator, name, None) is not node.target
+    return in_place or node.target in IN_PLACE_OPERATORS or (isinstance(node.target, Stub) and "." in str(node.target))
 
 
 def child_of(node: fx.Node) -> str | None:

@@ -99,10 +99,9 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
     def construct(self, cls: type, arguments: Mapping[str, Any]) -> Any:
         """Build the layer; its submodules are recorded, not entered."""
         self._root = root = cls(**arguments)
-        members = {**vars(root), **vars(root).get("_modules", {})}
-        for name, value in members.items():
-            if id(value) in self._built:
-                _, text, location = self._built[id(value)]
+        members = {id(value): name for name, value in [*vars(root).items(), *vars(root).get("_modules", {}).items()]}
+        for identity, (value, text, location) in self._built.items():
+            if name := members.get(identity):
                 self.children[name] = Child(name, type(value).__name__, text, location)
         return root
 

@@ -15,6 +15,7 @@ BEFORE = "        if self.flag:\n"
 INIT = "        self.norm1 = "
 LAST = "            hidden_states *= 1.0 / self.scale\n        return hidden_states, residual\n"
 MODEL_NORM = "        self.norm = RMSNorm(vllm_config)\n"
+REDUCE = "        if self.reduce:\n            hidden_states = all_reduce(hidden_states)\n        return"
 ONE_TENSOR = "serve this family unsplit: the contract holds one [tokens, hidden] tensor each way"
 ALONE = "serve this family unsplit: the FFN's work must stand in assignments of its own, outside loops"
 MOE = "self_attn=TinyAttention, ffn=TinyMoE"
@@ -24,14 +25,14 @@ REFUSALS: dict[str, tuple[Edits, RefusalKind, str]] = {
     "a second value for the FFN": (
         ((CALL, "            hidden_states = self.ffn(hidden_states, positions)\n"),),
         RefusalKind.CONTRACT,
-        f"{FILE}:71: TinyDecoderLayer.forward: 2 values cross to the FFN (made at <inputs>:0, {FILE}:67) in the variant "
-        f"{MOE}, residual is None, not (self.flag) [contract]\n  do: {ONE_TENSOR}",
+        f"{FILE}:71: TinyDecoderLayer.forward: 2 values cross to the FFN (made at <inputs>:0, {FILE}:67) in the "
+        f"variant {MOE}, residual is None, not (self.flag) [contract]\n  do: {ONE_TENSOR}",
     ),
     "a value used again after it was sent": (
         ((BEFORE, f"        sent = hidden_states\n{BEFORE}"), (LAST, LAST.replace("residual\n", "residual + sent\n"))),
         RefusalKind.CONTRACT,
-        f"{FILE}:70: TinyDecoderLayer.forward: the value that is sent is used again at {FILE}:76, after the FFN may have "
-        f"changed it [contract]\n  do: {ONE_TENSOR}",
+        f"{FILE}:70: TinyDecoderLayer.forward: the value that is sent is used again at {FILE}:76, after the FFN may "
+        f"have changed it [contract]\n  do: {ONE_TENSOR}",
     ),
     "a statement of both sides": (
         ((CALL, "            hidden_states = residual + self.ffn(hidden_states)\n"),),
@@ -53,14 +54,14 @@ REFUSALS: dict[str, tuple[Edits, RefusalKind, str]] = {
     "a path without an FFN": (
         ((CALL, "            pass\n"),),
         RefusalKind.NO_BOUNDARY,
-        f"{FILE}:41: TinyDecoderLayer.forward: no FFN is called in the variant {MOE}, residual is None, not (self.flag) "
-        "[no-boundary]\n  do: serve this family unsplit: every layer makes one exchange",
+        f"{FILE}:41: TinyDecoderLayer.forward: no FFN is called in the variant {MOE}, residual is None, not "
+        "(self.flag) [no-boundary]\n  do: serve this family unsplit: every layer makes one exchange",
     ),
     "no experts anywhere": (
         (("        self.experts = FusedMoE(config.num_experts)\n", ""),),
         RefusalKind.NO_BOUNDARY,
-        f"{FILE}:1: vllm.model_executor.models.tiny: no class that the architectures reach builds both an attention and a "
-        "mixture of experts [no-boundary]\n  do: name the module that defines the decoder layer in the spec",
+        f"{FILE}:1: vllm.model_executor.models.tiny: no class that the architectures reach builds both an attention "
+        "and a mixture of experts [no-boundary]\n  do: name the module that defines the decoder layer in the spec",
     ),
     "a layer built under another name": (
         (("TinyDecoderLayer(vllm_config, prefix=prefix)", "vllm_config.layer_of(TinyDecoderLayer)"),),
@@ -87,7 +88,7 @@ REFUSALS: dict[str, tuple[Edits, RefusalKind, str]] = {
     "work after the FFN that attention would repeat": (
         (
             (INIT, f"        self.reduce = config.reduce\n{INIT}"),
-            (LAST, LAST.replace("        return", "        if self.reduce:\n            hidden_states = all_reduce(hidden_states)\n        return")),
+            (LAST, LAST.replace("        return", REDUCE)),
         ),
         RefusalKind.NOT_EQUAL,
         f"{FILE}:77: TinyDecoderLayer.forward: `call_function vllm.distributed.all_reduce` ({FILE}:77) is done that "

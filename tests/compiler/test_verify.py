@@ -50,12 +50,27 @@ def test_untouched_text_is_proved(tiny_tree: Callable[..., SourceTree], emitted:
 
 RESCALE = "            hidden_states *= 1.0 / self.scale\n"
 TAMPERED = {
-    "a dropped keyword": (("self.ffn(hidden_states, scaled=True)", "self.ffn(hidden_states)"), "became `call_module ffn`"),
+    "a dropped keyword": (
+        ("self.ffn(hidden_states, scaled=True)", "self.ffn(hidden_states)"),
+        "became `call_module ffn`",
+    ),
     "a lost rescale": ((RESCALE, "            pass\n"), "is done by neither half"),
-    "a rescale out of place": (("hidden_states *= 1.0 /", "hidden_states = hidden_states * 1.0 /"), "is done by neither"),
-    "a rescale by the inverse": (("*= 1.0 / self.scale", "/= 1.0 / self.scale"), "became `call_function _operator.itruediv`"),
-    "a second call": (("        return hidden_states\n", "        return self.ffn(hidden_states)\n"), "upstream does not do"),
-    "a changed result": (("        return hidden_states\n", "        return hidden_states + 1\n"), "returns other values"),
+    "a rescale out of place": (
+        ("hidden_states *= 1.0 /", "hidden_states = hidden_states * 1.0 /"),
+        "is done by neither",
+    ),
+    "a rescale by the inverse": (
+        ("*= 1.0 / self.scale", "/= 1.0 / self.scale"),
+        "became `call_function _operator.itruediv`",
+    ),
+    "a second call": (
+        ("        return hidden_states\n", "        return self.ffn(hidden_states)\n"),
+        "upstream does not do",
+    ),
+    "a changed result": (
+        ("        return hidden_states\n", "        return hidden_states + 1\n"),
+        "returns other values",
+    ),
     "no exchange": (("return self.exchange(hidden_states)", "return hidden_states"), "makes 0 exchanges"),
     "two exchanges": (
         ("return self.exchange(hidden_states)", "return self.exchange(self.exchange(hidden_states))"),
@@ -63,7 +78,10 @@ TAMPERED = {
     ),
     "the FFN built by attention": (("TinyMoE=RemoteFfn", "TinyModel=RemoteFfn"), "makes 0 exchanges"),
     "attention built by the FFN": (("TinyAttention=Unowned", "FusedMoE=Unowned"), "is built by attention and ffn"),
-    "a host read": (("        return hidden_states\n", "        hidden_states.item()\n        return hidden_states\n"), "reads a"),
+    "a host read": (
+        ("        return hidden_states\n", "        hidden_states.item()\n        return hidden_states\n"),
+        "reads a",
+    ),
 }
 
 

@@ -1,0 +1,70 @@
+from collections.abc import Callable
+
+import pytest
+
+from afd_compiler.classes import classify
+from afd_compiler.source import SourceTree
+from afd_compiler.spec import load_spec
+from afd_compiler.symbols import SymbolKind, Symbols
+
+from .conftest import TINY, TINY_FILE
+
+FAMILY = load_spec("deepseek_v2")
+
+
+def test_what_the_tiny_model_is_made_of(tiny_tree: Callable[..., SourceTree]) -> None:
+    classes = classify(TINY, Symbols(tiny_tree(), "cpu"))
+    assert (classes.layer, classes.file) == ("TinyDecoderLayer", TINY_FILE)
+    assert (classes.attention_children, classes.ffn_children) == (("self_attn",), ("ffn",))
+    assert classes.layer_arguments == ("vllm_config", "prefix")
+    assert dict(classes.layer_modules)["ffn"] == ("TinyMoE", "TinyMLP")
+    assert classes.model_modules == (("embed_tokens", ("Embedding",)), ("norm", ("RMSNorm",)))
+
+
+ALIASES = {
+    "a local name": "        kind = TinyMoE\n        if not config.is_moe:\n            kind = TinyMLP\n",
+    "a conditional expression": "        kind = TinyMoE if config.is_moe else TinyMLP\n",
+}
+
+
+@pytest.mark.parametrize("how", ALIASES)
+def test_aliases_of_a_constructor_are_followed(tiny_tree: Callable[..., SourceTree], how: str) -> None:
+    old = (
+        "        if config.is_moe:\n"
+        '            self.ffn = TinyMoE(config, prefix=f"{prefix}.ffn")\n'
+        "        else:\n"
+        '            self.ffn = TinyMLP(config.size, prefix=f"{prefix}.ffn")\n'
+    )
+    classes = classify(
+        TINY, Symbols(tiny_tree((old, f"{ALIASES[how]}        self.ffn = kind(config, prefix)\n")), "cpu")
+    )
+    assert classes.ffn_children == ("ffn",)
+    assert dict(classes.layer_modules)["ffn"] == ("TinyMoE", "TinyMLP")
+
+
+def test_the_family_in_each_release(release_tree: SourceTree) -> None:
+    classes = classify(FAMILY, Symbols(release_tree, "cpu"))
+    assert classes.elsewhere == ()
+    assert [name for name, _ in classes.architectures] == list(FAMILY.architectures)
+    assert (classes.attention_children, classes.ffn_children) == (("self_attn",), ("mlp",))
+    assert [name for name, _ in classes.model_modules] == ["embed_tokens", "lm_head", "logits_processor", "norm"]
+
+
+def test_a_platform_that_takes_an_architecture_from_another_file(release_tree: SourceTree) -> None:
+    classes = classify(FAMILY, Symbols(release_tree, "cuda"))
+    place = "vllm.models.deepseek_v32.nvidia.model.DeepseekV32ForCausalLM"
+    moved = {"0.32.0": {"DeepseekV32ForCausalLM": place, "GlmMoeDsaForCausalLM": place}}
+    assert dict(classes.elsewhere) == moved.get(release_tree.release, {})
+
+
+def test_names_are_followed_through_star_imports_and_cycles_end(tiny_tree: Callable[..., SourceTree]) -> None:
+    tree = tiny_tree(
+        **{
+            "vllm/a.py": "from vllm.b import *\nfrom vllm.a import loop\n",
+            "vllm/b.py": "from .c import Thing as Other\n",
+            "vllm/c.py": "class Thing: ...\n",
+        }
+    )
+    symbols = Symbols(tree, "cpu")
+    assert (str(found := symbols.resolve("vllm.a", "Other")), found.kind) == ("vllm.c.Thing", SymbolKind.CLASS)
+    assert symbols.resolve("vllm.a", "loop").kind is SymbolKind.UNKNOWN

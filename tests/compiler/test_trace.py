@@ -1,0 +1,81 @@
+import sys
+from collections.abc import Callable
+
+from afd_compiler.classes import classify
+from afd_compiler.effects import forward_nodes, is_effect
+from afd_compiler.sandbox import Sandbox
+from afd_compiler.source import SourceTree
+from afd_compiler.spec import Spec, load_spec
+from afd_compiler.symbols import Symbols
+from afd_compiler.trace import Trace, trace
+from afd_compiler.tracer import target_name
+
+from .conftest import TINY
+
+
+def trace_all(tree: SourceTree, spec: Spec = TINY) -> tuple[Trace, ...]:
+    symbols = Symbols(tree, "cpu")
+    classes = classify(spec, symbols)
+    sandbox = Sandbox(symbols)
+    return trace(classes, sandbox, sandbox.execute(classes.module, classes.file, tree.text(classes.module)))
+
+
+def effects(variant: Trace) -> list[str]:
+    return [target_name(node.target) for node in forward_nodes(variant.graph) if is_effect(node)]
+
+
+def test_the_variants_are_all_combinations_of_the_questions_asked(tiny_tree: Callable[..., SourceTree]) -> None:
+    moe, dense = "self_attn=TinyAttention, ffn=TinyMoE", "self_attn=TinyAttention, ffn=TinyMLP"
+    flags = ("self.flag", "not (self.flag)")
+    residuals = ("residual is None", "not (residual is None)")
+    dtypes = ("dtype == torch.float16", "not (dtype == torch.float16)")
+    wanted = {f"{moe}, {residual}, {flag}" for residual in residuals for flag in flags}
+    wanted |= {f"{dense}, {residual}, {flag}, {dtype}" for residual in residuals for flag in flags for dtype in dtypes}
+    assert {flag_in_place(variant.name) for variant in trace_all(tiny_tree())} == wanted
+
+
+def flag_in_place(name: str) -> str:
+    """A flag that holds is listed with the submodules; put it where forward asks for it."""
+    kinds, flag, rest = name.partition(", self.flag, ")
+    if not flag:
+        return name
+    residual, *dtype = rest.split(", ")
+    return ", ".join([kinds, residual, "self.flag", *dtype])
+
+
+def test_effects_keep_their_order_and_in_place_operators_stay_in_place(tiny_tree: Callable[..., SourceTree]) -> None:
+    scaled = next(v for v in trace_all(tiny_tree()) if "TinyMLP" in v.name and "not (dtype" not in v.name)
+    assert effects(scaled) == ["norm1", "self_attn", "norm2", "ffn", "_operator.imul"]
+
+
+def test_nodes_carry_the_line_of_the_source(tiny_tree: Callable[..., SourceTree]) -> None:
+    variant = trace_all(tiny_tree())[0]
+    lines = {str(node.target): variant.locations[node].line for node in variant.graph.nodes if node.op == "call_module"}
+    assert lines == {"norm1": 63, "self_attn": 66, "norm2": 67, "ffn": 69}
+
+
+def test_children_are_known_by_class_and_arguments(tiny_tree: Callable[..., SourceTree]) -> None:
+    variant = next(v for v in trace_all(tiny_tree()) if "TinyMLP" in v.name)
+    child = variant.children["ffn"]
+    assert (child.class_name, child.arguments) == (
+        "TinyMLP",
+        "vllm_config.model_config.hf_config.size, prefix='prefix.ffn'",
+    )
+
+
+def test_paths_that_upstream_itself_refuses_are_no_variants(tiny_tree: Callable[..., SourceTree]) -> None:
+    check = "        self.scale = config.scale\n"
+    refusing = (check, f"{check}        if config.act != 'silu':\n            raise ValueError(config.act)\n")
+    assert [v.name for v in trace_all(tiny_tree(refusing))] == [v.name for v in trace_all(tiny_tree())]
+
+
+def test_the_same_source_gives_the_same_variants_in_the_same_order(release_tree: SourceTree) -> None:
+    first, second = (trace_all(release_tree, load_spec("deepseek_v2")) for _ in range(2))
+    assert [variant.name for variant in first] == [variant.name for variant in second]
+    assert len({variant.name for variant in first}) == len(first)
+
+
+def test_an_installed_vllm_is_neither_imported_nor_replaced(tiny_tree: Callable[..., SourceTree]) -> None:
+    before = {name for name in sys.modules if name.partition(".")[0] == "vllm"}
+    trace_all(tiny_tree())
+    assert {name for name in sys.modules if name.partition(".")[0] == "vllm"} == before
