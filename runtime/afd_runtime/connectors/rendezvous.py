@@ -5,6 +5,7 @@ for the FFN's. A number is used once, so that what a dead Attention left behind 
 """
 
 import json
+import os
 import socket
 import threading
 import time
@@ -42,7 +43,7 @@ class Rendezvous:
             listener = socket.create_server((host, port), family=_family(host))
         except OSError as error:
             raise AFDConfigError(
-                f"afd.host, afd.port: cannot listen on {host}:{port} ({error.strerror}); "
+                f"afd.host, afd.port: cannot listen on {host}:{port} ({os.strerror(error.errno or 0)}); "
                 "give an address of this machine and a free port"
             ) from None
         # The store owns the descriptor from here on.

@@ -1,0 +1,183 @@
+"""Stand-ins and the weight filter, on a model small enough to read. Imports vLLM for `PPMissingLayer`."""
+
+import inspect
+import logging
+from collections.abc import Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from afd_runtime import link
+from afd_runtime.split import AttentionModel, FFNLayer, FFNModel, RemoteFFN, Unowned, bind, find_layers
+
+upstream = ModuleType("upstream")
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = upstream.Attn(2)
+        self.mlp = upstream.Mlp(4)
+        self.mlp_norm = Mlp(1)
+
+
+class Model(nn.Module):
+    """As upstream's ForCausalLM: builds by global names, loads strictly."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([upstream.Layer() for _ in range(3)])
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        parameters = dict(self.named_parameters())
+        return {name for name, tensor in weights if parameters[name].data.copy_(tensor) is not None}
+
+
+class Remote(RemoteFFN):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.exchange(x)
+
+
+class FFNSide(FFNLayer, Layer):
+    def __init__(self) -> None:
+        with bind(upstream, Attn=Unowned):
+            super().__init__()
+        self.mlp_norm = Unowned()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.mlp(x)
+        return result
+
+
+class AttentionSide(AttentionModel, Model):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with bind(upstream, Mlp=Remote):
+            super().__init__(*args, **kwargs)
+
+
+class FFNRole(FFNModel, Model):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with bind(upstream, Layer=FFNSide):
+            super().__init__(*args, **kwargs)
+
+
+class FakeModelConfig:
+    dtype = torch.bfloat16
+
+    def get_hidden_size(self) -> int:
+        return 8
+
+    def get_vocab_size(self) -> int:
+        return 16
+
+
+class FakeVllmConfig:
+    model_config = FakeModelConfig()
+
+
+@pytest.fixture(autouse=True)
+def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, ...]]]:
+    seen: list[tuple[int, ...]] = []
+    monkeypatch.setattr(link, "prepare", lambda vllm_config, wrapper, layers: seen.append(layers))
+    vars(upstream).update(Attn=Mlp, Mlp=Mlp, Layer=Layer)
+    return seen
+
+
+def test_bind_restores_also_when_nested_and_when_it_fails() -> None:
+    with bind(upstream, Mlp=Unowned):
+        with bind(upstream, Mlp=Remote, Attn=Unowned):
+            assert (upstream.Mlp, upstream.Attn) == (Remote, Unowned)
+        assert (upstream.Mlp, upstream.Attn) == (Unowned, Mlp)
+    with pytest.raises(ZeroDivisionError), bind(upstream, Mlp=Unowned):
+        raise ZeroDivisionError
+    assert upstream.Mlp is Mlp
+
+
+def test_bind_refuses_a_name_that_upstream_lacks() -> None:
+    with pytest.raises(AttributeError) as error, bind(upstream, Mlp=Unowned, Gone=Unowned):
+        pass
+    assert str(error.value) == "upstream has no 'Gone' to bind: the wrapper was made from other source"
+    assert upstream.Mlp is Mlp
+
+
+def test_unowned_takes_anything_and_owns_nothing() -> None:
+    assert list(Unowned(1, "a", key=object()).parameters()) == []
+
+
+def test_attention_numbers_its_exchanges(prepared: list[tuple[int, ...]]) -> None:
+    model = AttentionSide(vllm_config=FakeVllmConfig())
+    remote = find_layers(model, RemoteFFN)
+    assert {layer: (module.layer, module.opens_step) for layer, module in remote.items()} == {
+        0: (0, True), 1: (1, False), 2: (2, False)
+    }  # fmt: skip
+    assert prepared == [(0, 1, 2)]
+
+
+def test_vllm_sees_the_names_it_looks_for() -> None:
+    for model in (AttentionSide, FFNRole):
+        assert {"vllm_config", "prefix"} <= inspect.signature(model.__init__).parameters.keys()
+
+
+def checkpoint() -> Iterator[tuple[str, torch.Tensor]]:
+    for layer in range(3):
+        for name, width in (("attn", 2), ("mlp", 4), ("mlp_norm", 1)):
+            yield f"layers.{layer}.{name}.weight", torch.full((width,), float(layer))
+
+
+@pytest.mark.parametrize(
+    ("role", "owned", "line"),
+    [
+        (
+            AttentionSide,
+            {"attn", "mlp_norm"},
+            "afd: role attention owns 9 parameters (6 tensors of the checkpoint loaded, 3 left to the other role)",
+        ),
+        (
+            FFNRole,
+            {"mlp"},
+            "afd: role ffn owns 12 parameters (3 tensors of the checkpoint loaded, 6 left to the other role)",
+        ),
+    ],
+)
+def test_weights_are_filtered_by_whole_path_components(
+    role: Any,
+    owned: set[str],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    model = role(vllm_config=FakeVllmConfig())
+    with caplog.at_level(logging.INFO, logger="vllm"):
+        loaded = model.load_weights(checkpoint())
+    assert loaded == {f"layers.{layer}.{name}.weight" for layer in range(3) for name in owned}
+    assert [record.getMessage() for record in caplog.records if "afd:" in record.getMessage()] == [line]
+
+
+def test_a_surplus_tensor_is_upstreams_to_report() -> None:
+    model = AttentionSide(vllm_config=FakeVllmConfig())
+    with pytest.raises(KeyError, match=r"layers\.0\.mlpx\.weight"):
+        model.load_weights([("layers.0.mlpx.weight", torch.zeros(1))])
+
+
+def test_the_dummy_run_of_the_ffn() -> None:
+    model = FFNRole(vllm_config=FakeVllmConfig())
+    calls: list[torch.Size] = []
+    for layer in find_layers(model, FFNLayer).values():
+        layer.register_forward_hook(lambda module, inputs, output: calls.append(output.shape))
+    hidden = model(None, torch.arange(5), inputs_embeds=None)
+    assert torch.equal(hidden, torch.zeros(5, 8, dtype=torch.bfloat16))
+    assert calls == [(5, 8)] * 3
+    assert torch.equal(model.compute_logits(hidden[:2]), torch.zeros(2, 16, dtype=torch.bfloat16))

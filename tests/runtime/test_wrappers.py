@@ -1,0 +1,136 @@
+"""Which wrapper is used: the one checked in, one compiled before, or one compiled now."""
+
+import hashlib
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import platformdirs
+import pytest
+from pydantic import ValidationError
+
+from afd_runtime import compiled, wrappers
+from afd_runtime.errors import WrapperError
+from afd_runtime.manifest import Manifest, Roles, read_manifest
+from afd_runtime.wrappers import Upstream, Wrapper, find_wrapper
+
+ARCHITECTURE = "TinyForCausalLM"
+UPSTREAM = Upstream("9.9.9", Path("tiny.py"), "vllm/model_executor/models/tiny.py", "a" * 64)
+ROLES = Roles(attention="AttentionTiny", ffn="FFNTiny")
+CACHED = f"{UPSTREAM.release}-{UPSTREAM.sha256[:12]}"
+
+
+def write_wrapper(folder: Path, source_sha256: str = UPSTREAM.sha256) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    module = folder / "tiny.py"
+    module.write_text("MADE_BY = 'a test'\n")
+    manifest = Manifest(
+        family="tiny",
+        vllm=UPSTREAM.release,
+        platform="cpu",
+        compiler="0",
+        source=UPSTREAM.source,
+        source_sha256=source_sha256,
+        module_sha256=hashlib.sha256(module.read_bytes()).hexdigest(),
+        layer_class="TinyDecoderLayer",
+        boundary=(),
+        architectures={ARCHITECTURE: ROLES},
+        variants=(),
+        cut=(),
+        owners={},
+        checks=(),
+        verdict="proved",
+    )
+    (folder / "tiny.json").write_text(manifest.model_dump_json())
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A release of vLLM with one model; the folder where its checked-in wrappers would be."""
+    monkeypatch.setattr(wrappers, "installed_source", lambda architecture: UPSTREAM)
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / "cache")
+    monkeypatch.setattr(wrappers, "_folders_of", lambda package: [tmp_path / "checked_in"])
+    monkeypatch.setattr(compiled, "__path__", list(compiled.__path__))
+    monkeypatch.setenv(compiled.FOLDERS, "")
+    monkeypatch.setitem(sys.modules, "afd_compiler.on_demand", None)
+    return tmp_path / "checked_in"
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Path]]:
+    """A compiler that writes one folder deeper than it is told; its calls."""
+    calls: list[tuple[str, str, Path]] = []
+
+    def compile_installed(architecture: str, platform: str, out: Path) -> Path:
+        calls.append((architecture, platform, out))
+        return write_wrapper(out / "vllm_9_9_9")
+
+    module = ModuleType("afd_compiler.on_demand")
+    module.compile_installed = compile_installed  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "afd_compiler.on_demand", module)
+    return calls
+
+
+def test_the_one_checked_in(installed: Path) -> None:
+    write_wrapper(installed)
+    assert find_wrapper(ARCHITECTURE, "cpu") == Wrapper("afd_generated.vllm_9_9_9.tiny", ROLES)
+    assert os.environ[compiled.FOLDERS] == ""
+
+
+def test_other_source_is_compiled_once_and_importable_here_and_in_children(
+    installed: Path, tmp_path: Path, compiler: list[tuple[str, str, Path]]
+) -> None:
+    write_wrapper(installed, source_sha256="b" * 64)
+    folder = tmp_path / "cache/generated" / CACHED
+    for _ in range(2):
+        assert find_wrapper(ARCHITECTURE, "cpu") == Wrapper("afd_runtime.compiled.tiny", ROLES)
+    assert compiler == [(ARCHITECTURE, "cpu", folder)]
+    assert os.environ[compiled.FOLDERS] == str(folder / "vllm_9_9_9")
+    assert importlib.import_module("afd_runtime.compiled.tiny").MADE_BY == "a test"
+    del sys.modules["afd_runtime.compiled.tiny"]
+    try:
+        assert str(folder / "vllm_9_9_9") in importlib.reload(compiled).__path__
+    finally:
+        os.environ[compiled.FOLDERS] = ""
+        importlib.reload(compiled)
+
+
+def test_a_release_without_a_wrapper_and_without_the_compiler() -> None:
+    with pytest.raises(WrapperError) as error:
+        find_wrapper(ARCHITECTURE, "cpu")
+    assert str(error.value) == (
+        "afd: no wrapper of TinyForCausalLM for vLLM 9.9.9 is installed, and the compiler is not here "
+        "(import of afd_compiler.on_demand halted; None in sys.modules); "
+        "do: pip install 'afd-compiler[compiler]', and TinyForCausalLM is compiled when vLLM starts"
+    )
+
+
+def test_a_wrapper_of_other_source_and_no_compiler(installed: Path) -> None:
+    write_wrapper(installed, source_sha256="b" * 64)
+    with pytest.raises(WrapperError) as error:
+        find_wrapper(ARCHITECTURE, "cpu")
+    assert str(error.value) == (
+        "afd: vllm/model_executor/models/tiny.py of vLLM 9.9.9 is not the file that its wrapper was compiled from, "
+        "and the compiler is not here (import of afd_compiler.on_demand halted; None in sys.modules); "
+        "do: pip install 'afd-compiler[compiler]', and TinyForCausalLM is compiled when vLLM starts"
+    )
+
+
+def test_a_wrapper_that_someone_edited(installed: Path) -> None:
+    write_wrapper(installed)
+    module = installed / "tiny.py"
+    module.write_text("MADE_BY = 'hand'\n")
+    with pytest.raises(WrapperError) as error:
+        find_wrapper(ARCHITECTURE, "cpu")
+    assert str(error.value) == (f"afd: {module} is not what the compiler wrote; do: afd-compile tiny --vllm 9.9.9")
+
+
+def test_a_manifest_of_another_format(installed: Path) -> None:
+    path = write_wrapper(installed) / "tiny.json"
+    assert read_manifest(path).architectures == {ARCHITECTURE: ROLES}
+    path.write_text(path.read_text().replace('"family":', '"clan":'))
+    with pytest.raises(ValidationError, match="family"):
+        read_manifest(path)
