@@ -18,8 +18,8 @@ demo: venv
 
 # The end-to-end tests share a few servers, so they run in one process; the others run side by side.
 test: venv
-	$(BIN)/python -m pytest -m "not e2e" -n 2
-	$(BIN)/python -m pytest -m e2e -v
+	$(BIN)/python -m pytest --ignore=tests/e2e -n 2
+	$(BIN)/python -m pytest tests/e2e -v
 
 lint: venv
 	$(BIN)/ruff check

@@ -1,7 +1,10 @@
-"""Two `vllm serve` processes, one per role, answer as the unsplit server does: eager and compiled, either role first.
+"""Two `vllm serve` processes, one per role, answer as the unsplit server does, to the last bit: eager and compiled.
 
-Each test sends the same requests in the same order to both deployments: bf16 results on a CPU depend on which sequences
+Each test sends the same requests in the same order to both deployments: results on a CPU depend on which sequences
 share a step, and on what the prefix cache already holds, so only equal histories are comparable.
+
+Compiled servers run in float32 here. Inductor keeps values between fused operations in float32, so that in bf16 an
+unsplit server rounds less often than a split one, which has a boundary there: see `test_default_mode`.
 """
 
 from collections.abc import Sequence
@@ -19,11 +22,9 @@ KV_BLOCK = 128
 """Tokens per block of the KV cache on the CPU."""
 
 
-def assert_same(deployment: Deployment, unsplit: Sequence[Answer], split: Sequence[Answer]) -> None:
+def assert_same(unsplit: Sequence[Answer], split: Sequence[Answer]) -> None:
     for one, other in zip(unsplit, split, strict=True):
-        found = difference(one, other)
-        assert found.equal_tokens, (one, other)
-        assert found.logprob <= deployment.mode.logprob_bound, (found, one, other)
+        assert difference(one, other).is_none, (difference(one, other), one, other)
 
 
 def test_single_requests(deployment: Deployment) -> None:
@@ -31,7 +32,7 @@ def test_single_requests(deployment: Deployment) -> None:
     unsplit = [complete(deployment.unsplit.url, request) for request in requests]
     split = [complete(deployment.attention.url, request) for request in requests]
     assert all(len(choice.tokens) == 12 for answer in split for choice in answer)
-    assert_same(deployment, unsplit, split)
+    assert_same(unsplit, split)
 
 
 def test_prompt_longer_than_a_block(deployment: Deployment) -> None:
@@ -39,12 +40,12 @@ def test_prompt_longer_than_a_block(deployment: Deployment) -> None:
     request = Request((prompt_of(KV_BLOCK + 40, start=40),))
     unsplit = [complete(deployment.unsplit.url, request) for _ in range(2)]
     split = [complete(deployment.attention.url, request) for _ in range(2)]
-    assert_same(deployment, unsplit, split)
+    assert_same(unsplit, split)
 
 
 def test_generation_crosses_a_block(deployment: Deployment) -> None:
     request = Request((prompt_of(KV_BLOCK - 6, start=50),), max_tokens=20)
-    assert_same(deployment, [complete(deployment.unsplit.url, request)], [complete(deployment.attention.url, request)])
+    assert_same([complete(deployment.unsplit.url, request)], [complete(deployment.attention.url, request)])
 
 
 def test_concurrent_requests(deployment: Deployment) -> None:
@@ -53,7 +54,7 @@ def test_concurrent_requests(deployment: Deployment) -> None:
     requests.append(Request(tuple(prompt_of(4, start=80 + i) for i in range(3))))
     unsplit = complete_together(deployment.unsplit.url, requests)
     split = complete_together(deployment.attention.url, requests)
-    assert_same(deployment, unsplit, split)
+    assert_same(unsplit, split)
 
 
 def test_streaming(deployment: Deployment) -> None:
@@ -61,8 +62,8 @@ def test_streaming(deployment: Deployment) -> None:
     unsplit, _ = stream(deployment.unsplit.url, request)
     split, events = stream(deployment.attention.url, request)
     assert events >= request.max_tokens, "tokens must arrive one by one"
-    assert_same(deployment, [unsplit], [split])
-    assert_same(deployment, [complete(deployment.unsplit.url, request)], [split])
+    assert_same([unsplit], [split])
+    assert_same([complete(deployment.unsplit.url, request)], [split])
 
 
 def test_two_samples(deployment: Deployment) -> None:
@@ -72,7 +73,7 @@ def test_two_samples(deployment: Deployment) -> None:
     split = complete_together(deployment.attention.url, [request])
     first, second = split[0]
     assert first.tokens != second.tokens
-    assert_same(deployment, unsplit, split)
+    assert_same(unsplit, split)
 
 
 def test_logprobs_requested(deployment: Deployment) -> None:
@@ -81,7 +82,7 @@ def test_logprobs_requested(deployment: Deployment) -> None:
     assert len(choice.logprobs) == len(choice.candidates) == len(choice.tokens) == 12
     assert all(len(candidates) >= 3 for candidates in choice.candidates)
     assert all(logprob < 0.0 for logprob in choice.logprobs)
-    assert_same(deployment, [complete(deployment.unsplit.url, request)], [(choice,)])
+    assert_same([complete(deployment.unsplit.url, request)], [(choice,)])
 
 
 def test_ffn_depends_on_what_it_is_sent(deployment: Deployment) -> None:
@@ -104,5 +105,5 @@ def test_request_to_the_ffn_is_refused(deployment: Deployment) -> None:
         complete(deployment.ffn.url, request)
     assert refused.value.status == 400
     later = replace(request, max_tokens=5)
-    assert_same(deployment, [complete(deployment.unsplit.url, later)], [complete(deployment.attention.url, later)])
+    assert_same([complete(deployment.unsplit.url, later)], [complete(deployment.attention.url, later)])
     assert deployment.ffn.is_ready()
