@@ -11,6 +11,9 @@ from afd_runtime.connectors.base import Connector
 from afd_runtime.errors import WireError
 from afd_runtime.handshake import Facts, facts_of
 from afd_runtime.header import Header
+from afd_runtime.log import init_logger
+
+logger = init_logger(__name__)
 
 
 class Link(Protocol):
@@ -69,6 +72,7 @@ class AttentionLink:
         if self._connector is None:
             connector = make_connector(self._config)
             connector.connect(self._facts)
+            logger.info("afd: connected to the FFN role")
             self._connector = connector
         return self._connector
 

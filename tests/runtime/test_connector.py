@@ -24,8 +24,8 @@ HIDDEN = 8
 DEADLINE_S = 30.0
 
 
-def config_of(role: str, port: int, connect_timeout_s: float = DEADLINE_S) -> AFDConfig:
-    waits = {"timeout_s": DEADLINE_S, "connect_timeout_s": connect_timeout_s}
+def config_of(role: str, port: int, connect_timeout_s: float = DEADLINE_S, timeout_s: float = DEADLINE_S) -> AFDConfig:
+    waits = {"timeout_s": timeout_s, "connect_timeout_s": connect_timeout_s}
     return parse_config({"role": role, "port": port, "connector_extra_config": waits})
 
 
@@ -148,6 +148,16 @@ def test_attention_may_start_first_and_notices_the_death_of_the_ffn(port: int) -
         with pytest.raises(WireError, match=r"^lost the FFN role: "):
             exchange(connector, 0, 3)
         assert time.monotonic() - start < 5
+
+
+def test_an_ffn_that_is_alive_but_silent(port: int) -> None:
+    ffn = Peer(ffn_process, port)
+    connector = make_connector(config_of("attention", port, timeout_s=1))
+    with ending(ffn):
+        connector.connect(FACTS)
+        with pytest.raises(WireError) as error:
+            exchange(connector, 0, 3)
+    assert str(error.value) == "lost the FFN role: Timed out waiting 1000ms for send operation to complete"
 
 
 def test_both_sides_refuse_and_the_ffn_waits_for_another(port: int) -> None:
