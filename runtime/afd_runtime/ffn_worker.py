@@ -22,7 +22,7 @@ class FFNWorker(_PlatformWorker):
         result = super().compile_or_warm_up_model()
         from afd_runtime.ffn_loop import FFNLoop
 
-        self._afd_loop = FFNLoop(self.vllm_config, self.model_runner.get_model(), self.device)
+        self._afd_loop = FFNLoop(self.vllm_config, self.model_runner.get_model(), self.model_runner.device)
         self._afd_loop.start()
         return result
 

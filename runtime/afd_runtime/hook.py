@@ -20,6 +20,9 @@ def apply_afd(vllm_config: Any) -> None:
         return
     config = parse_config(vllm_config.additional_config["afd"])
     refuse_unsupported_vllm(vllm_config)
+    device_type = vllm_config.device_config.device_type
+    if config.connector == "GlooAFDConnector" and device_type != "cpu":
+        raise AFDConfigError(f"afd.connector: GlooAFDConnector serves the CPU only, but the device is {device_type}")
     _use_wrapper(vllm_config, config)
     if config.role == "ffn":
         _become_ffn(vllm_config)

@@ -103,6 +103,14 @@ def test_a_worker_of_the_users_own() -> None:
     )
 
 
+def test_gloo_on_a_gpu() -> None:
+    config = vllm_config("ffn")
+    config.device_config.device_type = "cuda"
+    with pytest.raises(AFDConfigError) as error:
+        hook.apply_afd(config)
+    assert str(error.value) == "afd.connector: GlooAFDConnector serves the CPU only, but the device is cuda"
+
+
 def test_a_model_without_architectures() -> None:
     with pytest.raises(AFDConfigError) as error:
         hook.apply_afd(vllm_config("ffn", architectures=[]))
