@@ -5,8 +5,10 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from afd_runtime.errors import WrapperError
 from afd_runtime.log import init_logger
@@ -60,14 +62,13 @@ def find_wrapper(architecture: str, platform: str) -> Wrapper:
             if manifest.source_sha256 == upstream.sha256:
                 return _checked(path, manifest, architecture, package)
             reason = f"{upstream.source} of vLLM {upstream.release} is not the file that its wrapper was compiled from"
-    folder = _compiled_folder(architecture, platform, upstream, reason)
+    folder = _cache_folder(upstream)
+    if next(_manifests(folder, architecture), None) is None:
+        _compile(architecture, platform, folder, reason)
     for path, manifest in _manifests(folder, architecture):
-        if manifest.source_sha256 == upstream.sha256:
-            _export_folder(folder)
-            return _checked(path, manifest, architecture, "afd_runtime.compiled")
-    raise WrapperError(
-        f"afd: the compiler wrote no wrapper of {architecture} to {folder}; do: {_command(architecture)}"
-    )
+        _export_folder(folder)
+        return _checked(path, manifest, architecture, "afd_runtime.compiled")
+    raise WrapperError(f"afd: {reason}, and the compiler made none from {upstream.source}")
 
 
 def installed_source(architecture: str) -> Upstream:
@@ -101,26 +102,27 @@ def inherited_aliases() -> dict[str, str]:
     return aliases
 
 
-def _compiled_folder(architecture: str, platform: str, upstream: Upstream, reason: str) -> Path:
+def _cache_folder(upstream: Upstream) -> Path:
     from platformdirs import user_cache_path
 
-    folder = user_cache_path("afd-compiler") / "generated" / f"{upstream.release}-{upstream.sha256[:12]}"
-    for found in (folder, *folder.glob("**/")):
-        if next(_manifests(found, architecture), None) is not None:
-            logger.info("afd: %s; using the one compiled before in %s", reason, found)
-            return found
+    return user_cache_path("afd-compiler") / "generated" / f"{upstream.release}-{upstream.sha256[:12]}"
+
+
+def _compile(architecture: str, platform: str, folder: Path, reason: str) -> None:
+    """Fill the folder at once, because both roles may come here at the same time."""
     try:
         from afd_compiler.on_demand import compile_installed
     except ImportError as error:
         raise WrapperError(
-            f"afd: {reason}, and the compiler is not here ({error}); do: {_command(architecture)}"
+            f"afd: {reason}, and the compiler is not here ({error}); "
+            f"do: pip install 'afd-compiler[compiler]', and {architecture} is compiled when vLLM starts"
         ) from None
     logger.warning("afd: %s; compiling it now into %s", reason, folder)
-    return Path(compile_installed(architecture, platform, folder))
-
-
-def _command(architecture: str) -> str:
-    return f"pip install 'afd-compiler[compiler]', and {architecture} is compiled when vLLM starts"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.parent) as scratch:
+        made = Path(compile_installed(architecture, platform, Path(scratch)))
+        with suppress(OSError):  # another process was first
+            made.rename(folder)
 
 
 def _folders_of(package: str) -> list[Path]:

@@ -87,12 +87,13 @@ def test_other_source_is_compiled_once_and_importable_here_and_in_children(
     folder = tmp_path / "cache/generated" / CACHED
     for _ in range(2):
         assert find_wrapper(ARCHITECTURE, "cpu") == Wrapper("afd_runtime.compiled.tiny", ROLES)
-    assert compiler == [(ARCHITECTURE, "cpu", folder)]
-    assert os.environ[compiled.FOLDERS] == str(folder / "vllm_9_9_9")
+    assert [call[:2] for call in compiler] == [(ARCHITECTURE, "cpu")]
+    assert [path.name for path in folder.parent.iterdir()] == [CACHED]
+    assert os.environ[compiled.FOLDERS] == str(folder)
     assert importlib.import_module("afd_runtime.compiled.tiny").MADE_BY == "a test"
     del sys.modules["afd_runtime.compiled.tiny"]
     try:
-        assert str(folder / "vllm_9_9_9") in importlib.reload(compiled).__path__
+        assert str(folder) in importlib.reload(compiled).__path__
     finally:
         os.environ[compiled.FOLDERS] = ""
         importlib.reload(compiled)
@@ -116,6 +117,15 @@ def test_a_wrapper_of_other_source_and_no_compiler(installed: Path) -> None:
         "afd: vllm/model_executor/models/tiny.py of vLLM 9.9.9 is not the file that its wrapper was compiled from, "
         "and the compiler is not here (import of afd_compiler.on_demand halted; None in sys.modules); "
         "do: pip install 'afd-compiler[compiler]', and TinyForCausalLM is compiled when vLLM starts"
+    )
+
+
+def test_a_compiler_that_makes_another_family(compiler: list[object]) -> None:
+    with pytest.raises(WrapperError) as error:
+        find_wrapper("OtherForCausalLM", "cpu")
+    assert str(error.value) == (
+        "afd: no wrapper of OtherForCausalLM for vLLM 9.9.9 is installed, "
+        "and the compiler made none from vllm/model_executor/models/tiny.py"
     )
 
 
