@@ -36,6 +36,10 @@ class Canonical:
     hops: int
     """Values received over the wire; 0 for upstream."""
 
+    def __str__(self) -> str:
+        """The same text for the same behaviour, whatever the lines it stands on."""
+        return repr(([effect.term for effect in self.effects], self.result))
+
 
 def canonical_form(trace: Trace) -> Canonical:
     """Canonical form of one graph that has no connector nodes."""

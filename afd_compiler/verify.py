@@ -25,6 +25,7 @@ from afd_compiler.diagnostics import Location, RefusalKind, Refused
 from afd_compiler.effects import forward_nodes
 from afd_compiler.partition import Partition
 from afd_compiler.sandbox import Sandbox
+from afd_compiler.source import sha256_of
 from afd_compiler.trace import Trace, trace_one
 
 RUNTIME_MODULE = "afd_runtime.split"
@@ -48,6 +49,8 @@ class Proof:
 
     variants: tuple[str, ...]
     checks: tuple[Check, ...]
+    behaviour: str
+    """Hash of what upstream's layer does in all its variants; equal hashes mean equal layers, across releases too."""
 
 
 def verify(classes: LayerClasses, cut: Partition, traces: tuple[Trace, ...], sandbox: Sandbox, text: str) -> Proof:
@@ -68,7 +71,13 @@ def verify(classes: LayerClasses, cut: Partition, traces: tuple[Trace, ...], san
             Check("weight-cover", count, "every submodule is built by exactly one role, as upstream builds it"),
             Check("capture-safety", count, "no host read of a tensor, one exchange per layer"),
         ),
+        behaviour=sha256_of(repr([_behaviour(trace) for trace in traces])),
     )
+
+
+def _behaviour(trace: Trace) -> tuple[object, ...]:
+    children = [(child.name, child.class_name, child.arguments) for child in trace.children.values()]
+    return (trace.name, trace.inputs, children, str(canonical_form(trace)))
 
 
 def _execute(sandbox: Sandbox, text: str) -> ModuleType:
