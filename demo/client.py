@@ -3,15 +3,15 @@
 import json
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
 TIMEOUT = 120.0
-GATHER_SECONDS = 1.0
-"""How long a paused server may take to queue what was sent to it."""
+QUEUE_SECONDS = 0.5
+"""How long a server may take to queue a request that it has accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,38 +88,49 @@ def complete(url: str, request: Request) -> Answer:
     return tuple(choice_of([choice]) for choice in response.json()["choices"])
 
 
-def stream(url: str, request: Request) -> tuple[Answer, int]:
-    """Send `request` as a stream; return the joined answer and the number of events that carried a choice."""
+def open_stream(url: str, request: Request) -> AbstractContextManager[httpx.Response]:
+    body = request.body() | {"stream": True}
+    return httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=TIMEOUT)
+
+
+def read_stream(response: httpx.Response) -> tuple[Answer, int]:
+    """The joined answer and the number of events that carried a choice. Raises RequestFailed."""
+    check(response)
     parts: dict[int, list[dict[str, Any]]] = {}
-    with httpx.stream("POST", f"{url}/v1/completions", json=request.body() | {"stream": True}, timeout=TIMEOUT) as got:
-        check(got)
-        for line in got.iter_lines():
-            data = line.removeprefix("data: ")
-            if not data or data == "[DONE]":
-                continue
-            for choice in json.loads(data)["choices"]:
-                parts.setdefault(choice["index"], []).append(choice)
+    for line in response.iter_lines():
+        data = line.removeprefix("data: ")
+        if not data or data == "[DONE]":
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            raise RequestFailed(event["error"]["code"], event["error"]["message"])
+        for choice in event["choices"]:
+            parts.setdefault(choice["index"], []).append(choice)
     answer = tuple(choice_of(parts[index]) for index in sorted(parts))
     return answer, sum(len(events) for events in parts.values())
 
 
+def stream(url: str, request: Request) -> tuple[Answer, int]:
+    """Send `request` as a stream; return the joined answer and the number of events that carried a choice."""
+    with open_stream(url, request) as response:
+        return read_stream(response)
+
+
 def complete_together(url: str, requests: Sequence[Request]) -> list[Answer]:
-    """Send all requests at once, and have the server begin them in one step; answers in the order of `requests`.
+    """Have the server work on all requests at once, beginning in one step; answers in the order of `requests`.
 
     What a bf16 model computes on a CPU depends on which sequences share a step, so two servers are comparable only
-    when both batch alike. The scheduler is therefore held while the requests arrive; this needs a server with
-    VLLM_SERVER_DEV_MODE=1.
+    when both batch alike. The scheduler is therefore held while the requests arrive one by one: a stream is open once
+    the server has accepted the request. This needs a server with VLLM_SERVER_DEV_MODE=1.
     """
-    with ThreadPoolExecutor(len(requests)) as pool:
-        check(httpx.post(f"{url}/pause", params={"mode": "keep"}, timeout=TIMEOUT))
+    check(httpx.post(f"{url}/pause", params={"mode": "keep"}, timeout=TIMEOUT))
+    with ExitStack() as stack:
         try:
-            answers = []
-            for request in requests:
-                answers.append(pool.submit(complete, url, request))
-                time.sleep(GATHER_SECONDS / len(requests))
+            responses = [stack.enter_context(open_stream(url, request)) for request in requests]
+            time.sleep(QUEUE_SECONDS)
         finally:
             check(httpx.post(f"{url}/resume", timeout=TIMEOUT))
-        return [answer.result() for answer in answers]
+        return [read_stream(response)[0] for response in responses]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,14 @@ HOST = "127.0.0.1"
 STOP_SECONDS = 15.0
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_SERVER_DEV_MODE": "1",
 }
-"""Environment of every server: shares its cores, needs no network, has the endpoints /pause and /resume."""
+"""Environment of every server: one thread each on shared cores, no network, and the endpoints /pause and /resume."""
 FLAGS = (
     *("--max-model-len", "512", "--max-num-seqs", "4", "--max-num-batched-tokens", "512"),
     *("--kv-cache-memory-bytes", str(64 * 2**20)),

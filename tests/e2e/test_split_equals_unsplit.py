@@ -50,7 +50,8 @@ def test_generation_crosses_a_block(deployment: Deployment) -> None:
 
 def test_concurrent_requests(deployment: Deployment) -> None:
     """More requests than fit into one batch, of different lengths, one of them with several prompts."""
-    requests = [Request((prompt_of(length, start=60 + length),), max_tokens=6 + length) for length in (2, 5, 8, 140)]
+    lengths = {2: 12, 5: 7, 8: 16, 140: 10}
+    requests = [Request((prompt_of(count, start=60 + count),), max_tokens=lengths[count]) for count in lengths]
     requests.append(Request(tuple(prompt_of(4, start=80 + i) for i in range(3))))
     unsplit = complete_together(deployment.unsplit.url, requests)
     split = complete_together(deployment.attention.url, requests)
