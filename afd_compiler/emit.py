@@ -110,18 +110,22 @@ class {name}({marker}upstream.{classes.layer}):
 
 
 def _role(name: str, base: str, bindings: Mapping[str, str]) -> str:
+    # vLLM tells the style of a model by the names of its constructor's parameters.
+    init = _bound_init(bindings, '*, vllm_config, prefix=""', "vllm_config=vllm_config, prefix=prefix")
     return f"""
 class {name}({base}):
-{_indented(_bound_init(bindings))}
+{_indented(init)}
 """
 
 
-def _bound_init(bindings: Mapping[str, str]) -> str:
+def _bound_init(
+    bindings: Mapping[str, str], parameters: str = "*args, **kwargs", arguments: str = "*args, **kwargs"
+) -> str:
     words = ", ".join(f"{name}={stand_in}" for name, stand_in in bindings.items())
     return f"""
-def __init__(self, *args, **kwargs):
+def __init__(self, {parameters}):
     with bind(upstream, {words}):
-        super().__init__(*args, **kwargs)
+        super().__init__({arguments})
 """
 
 

@@ -10,7 +10,7 @@ Worst case: exponential in the number of independent questions; more than `MOST_
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeVar
 
@@ -32,6 +32,8 @@ class Trace:
     name: str
     """What sets it apart, for people: submodule classes and the questions that forward asked."""
     answers: Mapping[str, bool]
+    constructions: tuple[str, ...]
+    """The answers in `__init__` that lead to this case, one text for each way."""
     children: Mapping[str, Child]
     inputs: tuple[str, ...]
     """Forward's parameters."""
@@ -43,17 +45,16 @@ def trace(classes: LayerClasses, sandbox: Sandbox, upstream: ModuleType) -> tupl
     """Trace all variants of the layer, in a stable order; raise `Refused` where one cannot be followed."""
     layer = getattr(upstream, classes.layer)
     sandbox.make_leaves(upstream, set(layer.__mro__))
-    cases: dict[str, Mapping[str, bool]] = {}
+    cases: dict[str, list[Mapping[str, bool]]] = {}
     for answers, key in _explore(lambda known: _construct_only(sandbox, layer, classes, known), {}, classes):
-        cases.setdefault(key, answers)
-    found = [
-        outcome
-        for known in cases.values()
-        for _, outcome in _explore(
-            lambda answers: trace_one(sandbox, layer, classes, answers, forks=True), known, classes
+        cases.setdefault(key, []).append(answers)
+    return tuple(
+        replace(variant, constructions=tuple(_answers_text(known) for known in ways))
+        for ways in cases.values()
+        for _, variant in _explore(
+            lambda known: trace_one(sandbox, layer, classes, known, forks=True), ways[0], classes
         )
-    ]
-    return tuple(found)
+    )
 
 
 def trace_one(
@@ -76,6 +77,7 @@ def trace_one(
     variant = Trace(
         name=_variant_name(tracer, root, asked_in_forward, classes),
         answers=MappingProxyType(dict(tracer.answers)),
+        constructions=(),
         children=MappingProxyType(dict(tracer.children)),
         inputs=inputs,
         graph=tracer.graph,
@@ -165,16 +167,21 @@ def _tracing(sandbox: Sandbox, tracer: LayerTracer, name: str) -> Iterator[None]
 def _variant_name(tracer: LayerTracer, root: Any, asked: Mapping[str, bool], classes: LayerClasses) -> str:
     """Submodule classes and forward's questions, with attributes in place of the expressions that made them."""
     kinds = [f"{name}={child.class_name}" for name, child in tracer.children.items() if name in classes.split_children]
-    flags = [f"self.{name}" for name, value in vars(root).items() if name != "training" and tracer.settled(value)]
     known = {
         tracer.value_text(value): f"self.{name}" for name, value in vars(root).items() if tracer.is_symbolic(value)
     }
-    shown = []
+    shown = {}
     for question, yes in asked.items():
         for text in sorted(known, key=len, reverse=True):
             question = question.replace(text, known[text])
-        shown.append(question if yes else f"not ({question})")
-    return ", ".join(dict.fromkeys([*kinds, *flags, *shown]))
+        shown[question] = yes
+    settled = (f"self.{name}" for name, value in vars(root).items() if name != "training" and tracer.settled(value))
+    flags = [flag for flag in settled if flag not in shown]
+    return ", ".join([*kinds, *flags, *filter(None, [_answers_text(shown)])])
+
+
+def _answers_text(answers: Mapping[str, bool]) -> str:
+    return ", ".join(question if yes else f"not ({question})" for question, yes in answers.items())
 
 
 def _too_many(classes: LayerClasses) -> Refused:

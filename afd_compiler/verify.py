@@ -77,7 +77,7 @@ def verify(classes: LayerClasses, cut: Partition, traces: tuple[Trace, ...], san
 
 def _behaviour(trace: Trace) -> tuple[object, ...]:
     children = [(child.name, child.class_name, child.arguments) for child in trace.children.values()]
-    return (trace.name, trace.inputs, children, str(canonical_form(trace)))
+    return (trace.name, trace.constructions, trace.inputs, children, str(canonical_form(trace)))
 
 
 def _execute(sandbox: Sandbox, text: str) -> ModuleType:
@@ -92,7 +92,10 @@ def _execute(sandbox: Sandbox, text: str) -> ModuleType:
 def _half(sandbox: Sandbox, emitted: ModuleType, name: str, classes: LayerClasses, upstream: Trace) -> Trace:
     entered = frozenset({EMITTED_MODULE, RUNTIME_MODULE})
     layer = getattr(emitted, name)
-    _, half = trace_one(sandbox, layer, classes, upstream.answers, forks=False, entered=entered)
+    try:
+        _, half = trace_one(sandbox, layer, classes, upstream.answers, forks=False, entered=entered)
+    except Refused as reason:
+        raise _not_equal(classes, upstream, classes.location, f"{name} cannot be followed: {reason.saw}") from reason
     return half
 
 

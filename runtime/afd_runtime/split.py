@@ -1,6 +1,5 @@
 """What emitted modules are built from: stand-ins for what a role does not own, and the two roles' model mixins."""
 
-import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -64,12 +63,6 @@ class _RoleModel(_Model):
 
     role: str
     split: type
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        # vLLM looks for these two names in the signature; an emitted `__init__(*args, **kwargs)` would hide them.
-        if "__init__" in vars(cls):
-            cls.__init__.__signature__ = inspect.signature(_RoleModel.__init__)  # type: ignore[attr-defined]
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)

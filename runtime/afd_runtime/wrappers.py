@@ -21,15 +21,18 @@ ALIASES = "AFD_ALIASES"
 
 
 @dataclass(frozen=True, slots=True)
-class Upstream:
-    """The installed file that defines an architecture."""
+class Installed:
+    """The vLLM that runs here."""
 
     release: str
     """Without a build label."""
-    path: Path
-    source: str
-    """The path below the folder that holds the vllm package, with slashes."""
-    sha256: str
+    root: Path
+    """The folder that holds the vllm package."""
+
+    def has_source_of(self, manifest: Manifest) -> bool:
+        """Whether the file that a wrapper was compiled from is the one that is installed."""
+        source = self.root / manifest.source
+        return source.is_file() and _sha256(source) == manifest.source_sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,38 +57,27 @@ def native_of(architecture: str) -> str:
 
 def find_wrapper(architecture: str, platform: str) -> Wrapper:
     """Raise `WrapperError` if there is none and none can be made."""
-    upstream = installed_source(architecture)
-    package = f"afd_generated.vllm_{upstream.release.replace('.', '_')}"
-    reason = f"no wrapper of {architecture} for vLLM {upstream.release} is installed"
-    for folder in _folders_of(package):
-        for path, manifest in _manifests(folder, architecture):
-            if manifest.source_sha256 == upstream.sha256:
-                return _checked(path, manifest, architecture, package)
-            reason = f"{upstream.source} of vLLM {upstream.release} is not the file that its wrapper was compiled from"
-    folder = _cache_folder(upstream)
-    if next(_manifests(folder, architecture), None) is None:
-        _compile(architecture, platform, folder, reason)
-    for path, manifest in _manifests(folder, architecture):
-        _export_folder(folder)
-        return _checked(path, manifest, architecture, "afd_runtime.compiled")
-    raise WrapperError(f"afd: {reason}, and the compiler made none from {upstream.source}")
+    vllm = installed_vllm()
+    package = f"afd_generated.vllm_{vllm.release.replace('.', '_')}"
+    reason = f"no wrapper of {architecture} for vLLM {vllm.release} is installed"
+    for path, manifest in _manifests(_folders_of(package), architecture):
+        if vllm.has_source_of(manifest):
+            return _checked(path, manifest, architecture, package)
+        reason = f"{manifest.source} of vLLM {vllm.release} is not the file that its wrapper was compiled from"
+    if not (found := _compiled(vllm, architecture)):
+        _compile(architecture, platform, vllm, reason)
+        found = _compiled(vllm, architecture)
+    if not found:
+        raise WrapperError(f"afd: {reason}, and the compiler made none that fits")
+    path, manifest = found
+    _export_folder(path.parent)
+    return _checked(path, manifest, architecture, "afd_runtime.compiled")
 
 
-def installed_source(architecture: str) -> Upstream:
-    """Ask vLLM's registry which file defines an architecture; imports no model."""
+def installed_vllm() -> Installed:
     import vllm
-    from vllm.model_executor.models.registry import ModelRegistry
 
-    module = getattr(ModelRegistry.models.get(architecture), "module_name", None)
-    spec = importlib.util.find_spec(module) if module else None
-    if spec is None or spec.origin is None:
-        raise WrapperError(
-            f"afd: vLLM {vllm.__version__} knows no source file of {architecture}; is it a model of vLLM?"
-        )
-    path = Path(spec.origin)
-    root = Path(vllm.__file__).parent.parent
-    source = path.relative_to(root).as_posix()
-    return Upstream(vllm.__version__.split("+")[0], path, source, _sha256(path))
+    return Installed(vllm.__version__.split("+")[0], Path(vllm.__file__).parent.parent)
 
 
 def register_aliases(aliases: dict[str, str]) -> None:
@@ -102,27 +94,42 @@ def inherited_aliases() -> dict[str, str]:
     return aliases
 
 
-def _cache_folder(upstream: Upstream) -> Path:
+def _compiled(vllm: Installed, architecture: str) -> tuple[Path, Manifest] | None:
+    """A wrapper that was compiled on demand before, from the source that is installed."""
+    fitting = ((path, found) for path, found in _manifests(_cached(vllm), architecture) if vllm.has_source_of(found))
+    return next(fitting, None)
+
+
+def _cached(vllm: Installed) -> list[Path]:
+    return sorted(_cache().glob(f"{vllm.release}-*/"))
+
+
+def _cache() -> Path:
     from platformdirs import user_cache_path
 
-    return user_cache_path("afd-compiler") / "generated" / f"{upstream.release}-{upstream.sha256[:12]}"
+    return user_cache_path("afd-compiler") / "generated"
 
 
-def _compile(architecture: str, platform: str, folder: Path, reason: str) -> None:
-    """Fill the folder at once, because both roles may come here at the same time."""
+def _compile(architecture: str, platform: str, vllm: Installed, reason: str) -> None:
+    """Add a folder to the cache, named by its content, and whole when it appears: both roles may come at once."""
     try:
-        from afd_compiler.on_demand import compile_installed
+        from afd_compiler.on_demand import OnDemandError, compile_installed
     except ImportError as error:
         raise WrapperError(
-            f"afd: {reason}, and the compiler is not here ({error}); "
-            f"do: pip install 'afd-compiler[compiler]', and {architecture} is compiled when vLLM starts"
+            f"afd: {reason}, and the compiler is not here ({error}); do: pip install 'afd-compiler[compiler]', "
+            f"and {architecture} is compiled when vLLM starts, or run: afd-compile --all --vllm installed"
         ) from None
-    logger.warning("afd: %s; compiling it now into %s", reason, folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder.parent) as scratch:
-        made = Path(compile_installed(architecture, platform, Path(scratch)))
-        with suppress(OSError):  # another process was first
-            made.rename(folder)
+    cache = _cache()
+    logger.warning("afd: %s; compiling it now into %s", reason, cache)
+    cache.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=cache) as scratch:
+        try:
+            made = Path(compile_installed(architecture, platform, Path(scratch)))
+        except OnDemandError as error:
+            raise WrapperError(f"afd: {reason}; {error}") from error
+        content = "".join(_sha256(path) for path in sorted(made.glob("*.json")))
+        with suppress(OSError):  # another process was first, with the same content
+            made.rename(cache / f"{vllm.release}-{hashlib.sha256(content.encode()).hexdigest()[:12]}")
 
 
 def _folders_of(package: str) -> list[Path]:
@@ -133,8 +140,8 @@ def _folders_of(package: str) -> list[Path]:
     return [Path(folder) for folder in spec.submodule_search_locations or ()] if spec else []
 
 
-def _manifests(folder: Path, architecture: str) -> Iterator[tuple[Path, Manifest]]:
-    for path in sorted(folder.glob("*.json")):
+def _manifests(folders: list[Path], architecture: str) -> Iterator[tuple[Path, Manifest]]:
+    for path in sorted(path for folder in folders for path in folder.glob("*.json")):
         manifest = read_manifest(path)
         if architecture in manifest.architectures:
             yield path, manifest

@@ -92,7 +92,7 @@ REFUSALS: dict[str, tuple[Edits, RefusalKind, str]] = {
         ),
         RefusalKind.NOT_EQUAL,
         f"{FILE}:77: TinyDecoderLayer.forward: `call_function vllm.distributed.all_reduce` ({FILE}:77) is done that "
-        f"upstream does not do, in the variant {MOE}, self.flag, self.reduce, residual is None [not-equal]\n"
+        f"upstream does not do, in the variant {MOE}, residual is None, self.flag, self.reduce [not-equal]\n"
         "  do: the cut would change the model here; keep it unsplit, and report the layer to afd-compiler",
     ),
     "source that does not run": (

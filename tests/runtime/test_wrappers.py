@@ -11,27 +11,28 @@ import platformdirs
 import pytest
 from pydantic import ValidationError
 
+from afd_compiler.on_demand import OnDemandError
 from afd_runtime import compiled, wrappers
 from afd_runtime.errors import WrapperError
 from afd_runtime.manifest import Manifest, Roles, read_manifest
-from afd_runtime.wrappers import Upstream, Wrapper, find_wrapper
+from afd_runtime.wrappers import Installed, Wrapper, find_wrapper
 
 ARCHITECTURE = "TinyForCausalLM"
-UPSTREAM = Upstream("9.9.9", Path("tiny.py"), "vllm/model_executor/models/tiny.py", "a" * 64)
+SOURCE = "vllm/model_executor/models/tiny.py"
+SOURCE_SHA256 = hashlib.sha256(b"upstream").hexdigest()
 ROLES = Roles(attention="AttentionTiny", ffn="FFNTiny")
-CACHED = f"{UPSTREAM.release}-{UPSTREAM.sha256[:12]}"
 
 
-def write_wrapper(folder: Path, source_sha256: str = UPSTREAM.sha256) -> Path:
+def write_wrapper(folder: Path, source_sha256: str = SOURCE_SHA256) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     module = folder / "tiny.py"
     module.write_text("MADE_BY = 'a test'\n")
     manifest = Manifest(
         family="tiny",
-        vllm=UPSTREAM.release,
+        vllm="9.9.9",
         platform="cpu",
         compiler="0",
-        source=UPSTREAM.source,
+        source=SOURCE,
         source_sha256=source_sha256,
         module_sha256=hashlib.sha256(module.read_bytes()).hexdigest(),
         layer_class="TinyDecoderLayer",
@@ -50,7 +51,10 @@ def write_wrapper(folder: Path, source_sha256: str = UPSTREAM.sha256) -> Path:
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A release of vLLM with one model; the folder where its checked-in wrappers would be."""
-    monkeypatch.setattr(wrappers, "installed_source", lambda architecture: UPSTREAM)
+    source = tmp_path / "site" / SOURCE
+    source.parent.mkdir(parents=True)
+    source.write_text("upstream")
+    monkeypatch.setattr(wrappers, "installed_vllm", lambda: Installed("9.9.9", tmp_path / "site"))
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / "cache")
     monkeypatch.setattr(wrappers, "_folders_of", lambda package: [tmp_path / "checked_in"])
     monkeypatch.setattr(compiled, "__path__", list(compiled.__path__))
@@ -66,10 +70,12 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Path]]:
 
     def compile_installed(architecture: str, platform: str, out: Path) -> Path:
         calls.append((architecture, platform, out))
+        if architecture == "UnknownForCausalLM":
+            raise OnDemandError("no model spec names UnknownForCausalLM")
         return write_wrapper(out / "vllm_9_9_9")
 
     module = ModuleType("afd_compiler.on_demand")
-    module.compile_installed = compile_installed  # type: ignore[attr-defined]
+    module.__dict__.update(compile_installed=compile_installed, OnDemandError=OnDemandError)
     monkeypatch.setitem(sys.modules, "afd_compiler.on_demand", module)
     return calls
 
@@ -84,11 +90,11 @@ def test_other_source_is_compiled_once_and_importable_here_and_in_children(
     installed: Path, tmp_path: Path, compiler: list[tuple[str, str, Path]]
 ) -> None:
     write_wrapper(installed, source_sha256="b" * 64)
-    folder = tmp_path / "cache/generated" / CACHED
     for _ in range(2):
         assert find_wrapper(ARCHITECTURE, "cpu") == Wrapper("afd_runtime.compiled.tiny", ROLES)
     assert [call[:2] for call in compiler] == [(ARCHITECTURE, "cpu")]
-    assert [path.name for path in folder.parent.iterdir()] == [CACHED]
+    (folder,) = (tmp_path / "cache/generated").iterdir()
+    assert folder.name.startswith("9.9.9-")
     assert os.environ[compiled.FOLDERS] == str(folder)
     assert importlib.import_module("afd_runtime.compiled.tiny").MADE_BY == "a test"
     del sys.modules["afd_runtime.compiled.tiny"]
@@ -105,7 +111,8 @@ def test_a_release_without_a_wrapper_and_without_the_compiler() -> None:
     assert str(error.value) == (
         "afd: no wrapper of TinyForCausalLM for vLLM 9.9.9 is installed, and the compiler is not here "
         "(import of afd_compiler.on_demand halted; None in sys.modules); "
-        "do: pip install 'afd-compiler[compiler]', and TinyForCausalLM is compiled when vLLM starts"
+        "do: pip install 'afd-compiler[compiler]', and TinyForCausalLM is compiled when vLLM starts, "
+        "or run: afd-compile --all --vllm installed"
     )
 
 
@@ -116,16 +123,33 @@ def test_a_wrapper_of_other_source_and_no_compiler(installed: Path) -> None:
     assert str(error.value) == (
         "afd: vllm/model_executor/models/tiny.py of vLLM 9.9.9 is not the file that its wrapper was compiled from, "
         "and the compiler is not here (import of afd_compiler.on_demand halted; None in sys.modules); "
-        "do: pip install 'afd-compiler[compiler]', and TinyForCausalLM is compiled when vLLM starts"
+        "do: pip install 'afd-compiler[compiler]', and TinyForCausalLM is compiled when vLLM starts, "
+        "or run: afd-compile --all --vllm installed"
     )
+
+
+def test_a_compiled_wrapper_of_older_source_is_left_and_another_is_made(
+    tmp_path: Path, compiler: list[tuple[str, str, Path]]
+) -> None:
+    write_wrapper(tmp_path / "cache/generated/9.9.9-old", source_sha256="b" * 64)
+    assert find_wrapper(ARCHITECTURE, "cpu").module == "afd_runtime.compiled.tiny"
+    assert len(compiler) == 1
+    assert len(list((tmp_path / "cache/generated").iterdir())) == 2
 
 
 def test_a_compiler_that_makes_another_family(compiler: list[object]) -> None:
     with pytest.raises(WrapperError) as error:
         find_wrapper("OtherForCausalLM", "cpu")
     assert str(error.value) == (
-        "afd: no wrapper of OtherForCausalLM for vLLM 9.9.9 is installed, "
-        "and the compiler made none from vllm/model_executor/models/tiny.py"
+        "afd: no wrapper of OtherForCausalLM for vLLM 9.9.9 is installed, and the compiler made none that fits"
+    )
+
+
+def test_a_family_that_the_compiler_refuses(compiler: list[object]) -> None:
+    with pytest.raises(WrapperError) as error:
+        find_wrapper("UnknownForCausalLM", "cpu")
+    assert str(error.value) == (
+        "afd: no wrapper of UnknownForCausalLM for vLLM 9.9.9 is installed; no model spec names UnknownForCausalLM"
     )
 
 

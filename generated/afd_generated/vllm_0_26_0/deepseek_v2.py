@@ -48,13 +48,13 @@ class FFNDecoderLayer(FFNLayer, upstream.DeepseekV2DecoderLayer):
 
 
 class AttentionRole(AttentionModel):
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *, vllm_config, prefix=""):
         with bind(upstream, DeepseekV2DecoderLayer=AttentionDecoderLayer):
-            super().__init__(*args, **kwargs)
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
 
 
 class FFNRole(FFNModel):
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *, vllm_config, prefix=""):
         with bind(
             upstream,
             DeepseekV2DecoderLayer=FFNDecoderLayer,
@@ -63,7 +63,7 @@ class FFNRole(FFNModel):
             RMSNorm=Unowned,
             VocabParallelEmbedding=Unowned,
         ):
-            super().__init__(*args, **kwargs)
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
 
 
 class AttentionDeepseekForCausalLM(AttentionRole, upstream.DeepseekForCausalLM):

@@ -39,15 +39,15 @@ class FFNDecoderLayer(FFNLayer, upstream.TinyDecoderLayer):
 
 
 class AttentionRole(AttentionModel):
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *, vllm_config, prefix=""):
         with bind(upstream, TinyDecoderLayer=AttentionDecoderLayer):
-            super().__init__(*args, **kwargs)
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
 
 
 class FFNRole(FFNModel):
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *, vllm_config, prefix=""):
         with bind(upstream, TinyDecoderLayer=FFNDecoderLayer, Embedding=Unowned, RMSNorm=Unowned):
-            super().__init__(*args, **kwargs)
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
 
 
 class AttentionTinyForCausalLM(AttentionRole, upstream.TinyForCausalLM):
