@@ -62,7 +62,8 @@ def test_streaming(deployment: Deployment) -> None:
     request = Request((prompt_of(7, start=90),))
     unsplit, _ = stream(deployment.unsplit.url, request)
     split, events = stream(deployment.attention.url, request)
-    assert events >= request.max_tokens, "tokens must arrive one by one"
+    # Not one event per token: vLLM joins the tokens that its HTTP process has not yet sent.
+    assert 1 < events <= request.max_tokens + 1
     assert_same([unsplit], [split])
     assert_same([complete(deployment.unsplit.url, request)], [split])
 
