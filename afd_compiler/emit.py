@@ -47,7 +47,7 @@ def emit(classes: LayerClasses, cut: Partition, index: ModuleIndex, header: Iter
     return comment + _formatted("\n".join(part for part in body if part))
 
 
-def owned_elsewhere(classes: LayerClasses, cut: Partition, role: str) -> dict[str, tuple[str, ...]]:
+def _owned_elsewhere(classes: LayerClasses, cut: Partition, role: str) -> dict[str, tuple[str, ...]]:
     """Submodules of the layer that `role` does not own, with the class names that build them."""
     owners = dict(cut.owners)
     return {name: candidates for name, candidates in classes.layer_modules if owners.get(name, "attention") != role}
@@ -55,7 +55,7 @@ def owned_elsewhere(classes: LayerClasses, cut: Partition, role: str) -> dict[st
 
 def _bindings(classes: LayerClasses, cut: Partition, role: str) -> dict[str, str]:
     """Class name -> stand-in, for what the role does not own; refuses a name that also builds what it keeps."""
-    foreign = owned_elsewhere(classes, cut, role)
+    foreign = _owned_elsewhere(classes, cut, role)
     kept = {name for attribute, group in classes.layer_modules if attribute not in foreign for name in group}
     bound = {
         name: names.remote_class(attribute) if role == "attention" else "Unowned"
