@@ -70,6 +70,7 @@ def manifest_of(compiled: Compiled) -> Manifest:
         source=classes.file,
         source_sha256=origin.source_sha256,
         module_sha256=sha256_of(compiled.text),
+        behaviour_sha256=compiled.proof.behaviour,
         layer_class=classes.layer,
         boundary=_boundary(classes, compiled.cut),
         architectures={

@@ -5,6 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+REQUIRED_CHECKS = ("translation", "weight-cover", "capture-safety")
+"""What must have been proved, for every variant, before a wrapper may serve."""
 Direction = Literal["attention->ffn", "ffn->attention"]
 
 
@@ -52,6 +54,8 @@ class Manifest(_Record):
     source_sha256: str
     module_sha256: str
     """Of the emitted `.py`."""
+    behaviour_sha256: str
+    """Of what upstream's layer does in all its variants, whatever the lines it stands on."""
     layer_class: str
     boundary: tuple[str, ...]
     architectures: dict[str, Roles]
@@ -62,6 +66,11 @@ class Manifest(_Record):
     """Module path to role."""
     checks: tuple[Check, ...]
     verdict: Literal["proved"]
+
+    def unproved(self) -> tuple[str, ...]:
+        """Names of required checks that are missing, or that do not cover every variant."""
+        covered = {check.name for check in self.checks if check.variants == len(self.variants)}
+        return tuple(name for name in REQUIRED_CHECKS if not self.variants or name not in covered)
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -16,6 +16,8 @@ from afd_runtime.manifest import Manifest, Roles, read_manifest
 
 logger = init_logger(__name__)
 
+ALLOW_UNVERIFIED = "AFD_ALLOW_UNVERIFIED"
+"""Environment variable: "1" lets a wrapper without a complete verdict serve."""
 ALIASES = "AFD_ALIASES"
 """Environment variable: JSON of alias architectures to "module:class"; child processes inherit it."""
 
@@ -153,7 +155,15 @@ def _checked(path: Path, manifest: Manifest, architecture: str, package: str) ->
         raise WrapperError(
             f"afd: {module} is not what the compiler wrote; do: afd-compile {manifest.family} --vllm {manifest.vllm}"
         )
+    if missing := manifest.unproved():
+        _unverified(f"afd: {path} records no proof of {', '.join(missing)} for all its variants")
     return Wrapper(f"{package}.{manifest.family}", manifest.architectures[architecture])
+
+
+def _unverified(problem: str) -> None:
+    if os.environ.get(ALLOW_UNVERIFIED) != "1":
+        raise WrapperError(f"{problem}; do: compile it again, or set {ALLOW_UNVERIFIED}=1 to serve it unproved")
+    logger.warning("%s; serving it all the same, because %s=1", problem, ALLOW_UNVERIFIED)
 
 
 def _export_folder(folder: Path) -> None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from afd_compiler.on_demand import OnDemandError
 from afd_runtime import compiled, wrappers
 from afd_runtime.errors import WrapperError
-from afd_runtime.manifest import Manifest, Roles, read_manifest
+from afd_runtime.manifest import REQUIRED_CHECKS, Check, Manifest, Roles, read_manifest
 from afd_runtime.wrappers import Installed, Wrapper, find_wrapper
 
 ARCHITECTURE = "TinyForCausalLM"
@@ -23,7 +23,10 @@ SOURCE_SHA256 = hashlib.sha256(b"upstream").hexdigest()
 ROLES = Roles(attention="AttentionTiny", ffn="FFNTiny")
 
 
-def write_wrapper(folder: Path, source_sha256: str = SOURCE_SHA256) -> Path:
+PROVED = tuple(Check(name=name, result="passed", variants=2, detail="") for name in REQUIRED_CHECKS)
+
+
+def write_wrapper(folder: Path, source_sha256: str = SOURCE_SHA256, checks: tuple[Check, ...] = PROVED) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     module = folder / "tiny.py"
     module.write_text("MADE_BY = 'a test'\n")
@@ -38,10 +41,11 @@ def write_wrapper(folder: Path, source_sha256: str = SOURCE_SHA256) -> Path:
         layer_class="TinyDecoderLayer",
         boundary=(),
         architectures={ARCHITECTURE: ROLES},
-        variants=(),
+        behaviour_sha256="",
+        variants=("one", "other"),
         cut=(),
         owners={},
-        checks=(),
+        checks=checks,
         verdict="proved",
     )
     (folder / "tiny.json").write_text(manifest.model_dump_json())
@@ -160,6 +164,30 @@ def test_a_wrapper_that_someone_edited(installed: Path) -> None:
     with pytest.raises(WrapperError) as error:
         find_wrapper(ARCHITECTURE, "cpu")
     assert str(error.value) == (f"afd: {module} is not what the compiler wrote; do: afd-compile tiny --vllm 9.9.9")
+
+
+INCOMPLETE = {
+    "no check at all": ((), "translation, weight-cover, capture-safety"),
+    "a check left out": (PROVED[:2], "capture-safety"),
+    "a check of some variants only": (
+        (PROVED[0].model_copy(update={"variants": 1}), *PROVED[1:]),
+        "translation",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", INCOMPLETE)
+def test_a_wrapper_without_a_complete_verdict(installed: Path, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks, missing = INCOMPLETE[what]
+    path = write_wrapper(installed, checks=checks) / "tiny.json"
+    with pytest.raises(WrapperError) as error:
+        find_wrapper(ARCHITECTURE, "cpu")
+    assert str(error.value) == (
+        f"afd: {path} records no proof of {missing} for all its variants; "
+        "do: compile it again, or set AFD_ALLOW_UNVERIFIED=1 to serve it unproved"
+    )
+    monkeypatch.setenv("AFD_ALLOW_UNVERIFIED", "1")
+    assert find_wrapper(ARCHITECTURE, "cpu").roles == ROLES
 
 
 def test_a_manifest_of_another_format(installed: Path) -> None:
