@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import fx
@@ -110,7 +111,20 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         arguments = {name: self.input(name) for name in parameters}
         self._tensors = {value.node for value in arguments.values()}
         self._dtype = self.input(ACTIVATION_DTYPE)
-        return type(root).forward(root, **arguments)
+        with patch.object(type(root), "__setattr__", self._refuse_state):
+            return type(root).forward(root, **arguments)
+
+    def _refuse_state(self, name: str, value: Any) -> None:
+        raise self._unsafe(f"state kept in Python: `self.{name}` is set to `{self.value_text(value)}`")
+
+    def _unsafe(self, saw: str) -> Refused:
+        return Refused(
+            RefusalKind.NOT_CAPTURE_SAFE,
+            at=self.sandbox.here() or Location("<inputs>", 0),
+            name=type(self._root).__name__,
+            saw=saw,
+            do="serve this family unsplit: such a forward cannot be recorded in a graph",
+        )
 
     def input(self, name: str) -> Any:
         """A symbolic input."""
@@ -139,13 +153,7 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         if self._reads_data(obj.node):
-            raise Refused(
-                RefusalKind.NOT_CAPTURE_SAFE,
-                at=self.sandbox.here() or Location("<inputs>", 0),
-                name=type(self._root).__name__,
-                saw=f"a branch on the values of a tensor: `{self.text(obj.node)}`",
-                do="serve this family unsplit: such a forward cannot be recorded in a graph",
-            )
+            raise self._unsafe(f"a branch on the values of a tensor: `{self.text(obj.node)}`")
         question, negated = self._question(obj.node)
         return self.decide(question) is not negated
 

@@ -6,7 +6,8 @@ For every variant of upstream's layer:
    connector nodes as identity; effects, results and their order must be upstream's (`canonical`);
 2. weight cover: each submodule that upstream builds is built by its owner, with the same class and arguments, and by
    nobody else;
-3. capture safety: no node of the two halves reads a tensor on the host.
+3. capture safety: no node of the two halves reads a tensor on the host, and the emitted code does nothing that a
+   replayed graph would not (`capture`).
 
 Then the causal LM classes must derive from upstream's. Any difference is a `Refused` that names both places.
 """
@@ -20,6 +21,7 @@ from torch import fx
 
 from afd_compiler import names
 from afd_compiler.canonical import Canonical, Effect, canonical_form, composed_form
+from afd_compiler.capture import HOST_READS, hazards_of
 from afd_compiler.classes import LayerClasses
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
 from afd_compiler.effects import forward_nodes
@@ -29,9 +31,7 @@ from afd_compiler.source import sha256_of
 from afd_compiler.trace import Trace, trace_one
 
 RUNTIME_MODULE = "afd_runtime.split"
-EMITTED_MODULE = "emitted"
-HOST_READS = frozenset({"item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__float__"})
-"""Methods that make the host wait for a tensor's values; none may run while a graph is captured."""
+EMITTED_MODULE, EMITTED_FILE = "emitted", "<emitted>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ def verify(classes: LayerClasses, cut: Partition, traces: tuple[Trace, ...], san
     """Prove the emitted text against all traces, or raise `Refused` with a counterexample."""
     emitted = _execute(sandbox, text)
     _check_causal_lms(classes, sandbox, emitted)
+    _check_emitted_code(classes, text)
     for upstream in traces:
         attention = _half(sandbox, emitted, names.ATTENTION_LAYER, classes, upstream)
         ffn = _half(sandbox, emitted, names.FFN_LAYER, classes, upstream)
@@ -86,7 +87,7 @@ def _execute(sandbox: Sandbox, text: str) -> ModuleType:
     assert found.origin is not None
     split = Path(found.origin).with_name(RUNTIME_MODULE.rpartition(".")[2] + ".py")
     sandbox.execute(RUNTIME_MODULE, "afd_runtime/split.py", split.read_text(encoding="utf-8"))
-    return sandbox.execute(EMITTED_MODULE, "<emitted>", text)
+    return sandbox.execute(EMITTED_MODULE, EMITTED_FILE, text)
 
 
 def _half(sandbox: Sandbox, emitted: ModuleType, name: str, classes: LayerClasses, upstream: Trace) -> Trace:
@@ -155,6 +156,17 @@ def _check_capture(classes: LayerClasses, halves: tuple[Trace, ...]) -> None:
                     saw=f"`{node.target}` reads a tensor on the host",
                     do="serve this family unsplit: its forward cannot be recorded in a graph",
                 )
+
+
+def _check_emitted_code(classes: LayerClasses, text: str) -> None:
+    for hazard in hazards_of(text, EMITTED_FILE, frozenset({"forward"})):
+        raise Refused(
+            RefusalKind.NOT_CAPTURE_SAFE,
+            at=classes.location,
+            name=f"{classes.layer}.forward",
+            saw=f"{hazard.saw} ({hazard.at})",
+            do="serve this family unsplit: its forward cannot be recorded in a graph",
+        )
 
 
 def _reads_on_host(node: fx.Node) -> bool:

@@ -114,6 +114,12 @@ REFUSALS: dict[str, tuple[Edits, RefusalKind, str]] = {
         f"{FILE}:68: TinyDecoderLayer: a branch on the values of a tensor: `positions.max() > 0` [not-capture-safe]\n"
         "  do: serve this family unsplit: such a forward cannot be recorded in a graph",
     ),
+    "state kept in Python": (
+        ((BEFORE, f"        self.last = positions\n{BEFORE}"),),
+        RefusalKind.NOT_CAPTURE_SAFE,
+        f"{FILE}:68: TinyDecoderLayer: state kept in Python: `self.last` is set to `positions` [not-capture-safe]\n"
+        "  do: serve this family unsplit: such a forward cannot be recorded in a graph",
+    ),
     "a host read": (
         ((BEFORE, f"        hidden_states = hidden_states * positions.max().item()\n{BEFORE}"),),
         RefusalKind.NOT_CAPTURE_SAFE,
