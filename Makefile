@@ -5,7 +5,7 @@ RELEASES := 0.19.1 0.26.0 0.32.0
 BIN := .venv/bin
 READY := .venv/.afd-ready
 
-.PHONY: venv demo test lint check clean
+.PHONY: venv demo test mutants lint check clean
 
 venv: $(READY)
 
@@ -20,6 +20,10 @@ demo: venv
 test: venv
 	$(BIN)/python -m pytest --ignore=tests/e2e -n 2
 	$(BIN)/python -m pytest tests/e2e -v
+
+# All small semantic edits of upstream's layers; the test suite takes a sample.
+mutants: venv
+	$(BIN)/python -m tests.mutants.corpus
 
 lint: venv
 	$(BIN)/ruff check
