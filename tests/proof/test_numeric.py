@@ -1,0 +1,174 @@
+"""Upstream's layer and the emitted pair, really constructed and run by the installed vLLM: equal to the last bit.
+
+Independent of fx and of the compiler. The exchange runs in the process: the link keeps what the attention layer sends,
+and answers with what the FFN layer makes of it. Attention is real: each layer has a KV cache with random content and
+the metadata that its backend's builder makes of a batch of decodes and prefills (CPU_ATTN for multi-head attention,
+CPU_MLA for latent attention; without metadata vLLM's CPU_ATTN leaves its output uninitialised). Besides what a layer
+returns, what it does to its arguments and to the cache is compared, because its norms and its fp16 rescale work in
+place.
+"""
+
+import hashlib
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from afd_runtime import link
+from afd_runtime.manifest import read_manifest
+from tests.proof.families import DENSE_LAYERS, FAMILIES, SIZE, Family, write_config
+from tests.proof.models import (
+    Batch,
+    Built,
+    InProcess,
+    attention_modules,
+    build,
+    copy_parameters,
+    fill_caches,
+    finish,
+    forward_context,
+    randomise,
+)
+
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+BATCHES = {
+    "1 token, a decode": Batch(((5, 1),)),
+    "64 tokens, a prefill": Batch(((0, 64),)),
+    "37 tokens, a decode and a prefill": Batch(((9, 1), (0, 36))),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    native: Built
+    attention: Built
+    ffn: Built
+
+
+def build_all(family: Family, folder: Path, dtype: torch.dtype) -> Models:
+    """Native, and both roles with its weights, which kernels have not packed yet."""
+    write_config(folder, family)
+    models = Models(
+        build(family, folder, dtype), build(family, folder, dtype, "attention"), build(family, folder, dtype, "ffn")
+    )
+    randomise(models.native.model)
+    copy_parameters(models.native.model, [models.attention.model, models.ffn.model])
+    return models
+
+
+def ready(models: Models) -> InProcess:
+    finish(models.native, models.attention, models.ffn)
+    exchange = InProcess(models.ffn)
+    link.install(exchange)
+    return exchange
+
+
+def random_hidden(tokens: int, dtype: torch.dtype, seed: int) -> Tensor:
+    return torch.randn(tokens, SIZE.hidden, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def run_layer(built: Built, index: int, batch: Batch, *, residual: bool) -> dict[str, Tensor]:
+    """Everything that a layer returns or changes."""
+    dtype = built.config.model_config.dtype
+    hidden = random_hidden(batch.tokens, dtype, seed=3)
+    added = random_hidden(batch.tokens, dtype, seed=4) if residual else None
+    fill_caches(built.config)
+    with torch.no_grad(), forward_context(built.config, batch):
+        result, result_residual = built.layer(index)(batch.positions(), hidden, added, None)
+    seen = {"hidden_states": result, "residual": result_residual, "argument hidden_states": hidden}
+    if added is not None:
+        seen["argument residual"] = added
+    return seen | {f"cache of {name}": layer.kv_cache for name, layer in attention_modules(built.config).items()}
+
+
+def run_model(built: Built, batch: Batch) -> dict[str, Tensor]:
+    fill_caches(built.config)
+    token_ids = torch.arange(batch.tokens) * 7 % SIZE.vocabulary
+    with torch.no_grad(), forward_context(built.config, batch):
+        hidden = built.model(token_ids, batch.positions())
+        return {"hidden_states": hidden, "logits": built.model.compute_logits(hidden)}
+
+
+def differing(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> list[str]:
+    """Names of tensors that are not bitwise equal; a NaN or an infinity counts as different."""
+    assert ours.keys() == theirs.keys()
+    return [name for name, tensor in ours.items() if not (same_bits(tensor, theirs[name]) and tensor.isfinite().all())]
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Unlike `torch.equal` tells 0.0 from -0.0."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_upstreams_layer_and_the_emitted_pair_are_bitwise_equal(
+    family: Family, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    models = build_all(family, tmp_path, dtype)
+    exchange = ready(models)
+    assert_is_what_it_says(family, models)
+    wrong: list[str] = []
+    cases = 0
+    for name, batch in BATCHES.items():
+        for index in range(SIZE.layers):
+            for residual in (False, True):
+                exchange.hops.clear()
+                native = run_layer(models.native, index, batch, residual=residual)
+                assert exchange.hops == []
+                split = run_layer(models.attention, index, batch, residual=residual)
+                assert exchange.hops == [("send", index, index == 0), ("recv", index, False)]
+                wrong += [f"layer {index}, {residual=}, {name}: {each}" for each in differing(split, native)]
+                cases += 1
+        whole = run_model(models.attention, batch)
+        wrong += [f"model, {name}: {each}" for each in differing(whole, run_model(models.native, batch))]
+    assert wrong == []
+    assert cases == 18
+
+
+def assert_is_what_it_says(family: Family, models: Models) -> None:
+    """The reference is upstream's untouched source; the pair is the emitted one; both have the variants meant here."""
+    from vllm.model_executor.models import deepseek_v2 as upstream
+
+    from afd_generated.vllm_0_32_0 import deepseek_v2 as emitted
+
+    manifest = read_manifest(Path(emitted.__file__).with_suffix(".json"))
+    source = Path(inspect.getfile(upstream)).read_bytes()
+    assert hashlib.sha256(source).hexdigest() == manifest.source_sha256
+    assert type(models.native.model) is getattr(upstream, family.architecture)
+    for built, kind in (
+        (models.native, upstream.DeepseekV2DecoderLayer),
+        (models.attention, emitted.AttentionDecoderLayer),
+        (models.ffn, emitted.FFNDecoderLayer),
+    ):
+        assert {type(layer) for layer in built.model.model.layers} == {kind}
+    for index in range(SIZE.layers):
+        mlp = upstream.DeepseekV2MLP if index < DENSE_LAYERS else upstream.DeepseekV2MoE
+        attention = getattr(upstream, family.attention)
+        native, ours, theirs = (built.layer(index) for built in (models.native, models.attention, models.ffn))
+        assert (type(native.self_attn), type(native.mlp)) == (attention, mlp)
+        assert (type(ours.self_attn), type(ours.mlp)) == (attention, emitted.RemoteMlp)
+        assert (type(theirs.self_attn), type(theirs.mlp)) == (emitted.Unowned, mlp)
+
+
+WEIGHTS = {"dense": (1, "mlp.down_proj.weight"), "moe": (2, "w2_weight")}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", WEIGHTS)
+def test_one_weight_off_by_one_ulp_is_seen(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """The comparison above can fail: here it must."""
+    index, suffix = WEIGHTS[kind]
+    models = build_all(FAMILIES[0], tmp_path, dtype)
+    (weight,) = (value for name, value in models.ffn.layer(index).named_parameters() if name.endswith(suffix))
+    element = weight.data.view(-1)[:1]
+    element.copy_(torch.nextafter(element, torch.full_like(element, torch.inf)))
+    ready(models)
+    batch = BATCHES["64 tokens, a prefill"]
+    native, split = (run_layer(built, index, batch, residual=True) for built in (models.native, models.attention))
+    assert differing(split, native) == ["hidden_states"]
