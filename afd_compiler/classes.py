@@ -68,7 +68,8 @@ class LayerClasses:
 
 def classify(spec: Spec, symbols: Symbols) -> LayerClasses:
     """Find the decoder layer behind the spec's architectures; raise `Refused` where there is not exactly one."""
-    found = {name: _registered(name, symbols) for name in spec.architectures}
+    registered = _registry(symbols)
+    found = {name: symbols.resolve(*registered[name]) if name in registered else None for name in spec.architectures}
     here = {name: symbol for name, symbol in found.items() if symbol and symbol.module == spec.module}
     index = symbols.index(spec.module)
     file = spec.module.replace(".", "/") + ".py"
@@ -100,18 +101,18 @@ def classify(spec: Spec, symbols: Symbols) -> LayerClasses:
     )
 
 
-def _registered(architecture: str, symbols: Symbols) -> Symbol | None:
-    """Class that vLLM's registry names for an architecture, through the platform branches of a package."""
+def _registry(symbols: Symbols) -> dict[str, tuple[str, str]]:
+    """Architecture -> (module, class), as vLLM's model registry has it."""
     registry = symbols.index(REGISTRY)
-    for node in ast.walk(registry.tree) if registry else ():
-        if not isinstance(node, ast.Dict):
-            continue
-        for key, value in zip(node.keys, node.values, strict=True):
-            if isinstance(key, ast.Constant) and key.value == architecture and isinstance(value, ast.Tuple):
-                module, name = ast.literal_eval(value)
-                module = module if "." in module else f"{REGISTRY_PACKAGE}.{module}"
-                return symbols.resolve(module, name)
-    return None
+    tables = [node for node in ast.walk(registry.tree) if isinstance(node, ast.Dict)] if registry else []
+    found: dict[str, tuple[str, str]] = {}
+    for key, value in (pair for table in tables for pair in zip(table.keys, table.values, strict=True)):
+        match key, value:
+            case ast.Constant(value=str(name)), ast.Tuple(
+                elts=[ast.Constant(value=str(module)), ast.Constant(value=cls)]
+            ):
+                found[name] = (module if "." in module else f"{REGISTRY_PACKAGE}.{module}", str(cls))
+    return found
 
 
 class _ClassQuestions:
@@ -119,6 +120,7 @@ class _ClassQuestions:
 
     def __init__(self, index: ModuleIndex, symbols: Symbols) -> None:
         self.index, self.symbols = index, symbols
+        self._constructs: dict[str, list[Construct]] = {}
 
     def lineage(self, name: str) -> list[str]:
         """The class and its ancestors within the module, nearest first."""
@@ -144,8 +146,10 @@ class _ClassQuestions:
 
     def constructs(self, class_name: str) -> list[Construct]:
         """What the class's `__init__` builds."""
-        init = self.method(class_name, "__init__")
-        return list(_constructs_in(init)) if init else []
+        if class_name not in self._constructs:
+            init = self.method(class_name, "__init__")
+            self._constructs[class_name] = list(_constructs_in(init)) if init else []
+        return self._constructs[class_name]
 
     def children(self, constructs: list[Construct], holds: Callable[[str], bool]) -> tuple[str, ...]:
         """Attributes for which one of the classes they can be answers yes."""

@@ -5,8 +5,10 @@ value, the run takes one answer and remembers the question; `trace` asks again w
 through the layer is one straight graph, and a variant is the set of answers that leads to it.
 """
 
+import dis
 import operator
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -25,6 +27,7 @@ SHAPE_QUESTIONS: frozenset[Any] = frozenset({"shape", "ndim", "size", "dim", "nu
 """Attributes and methods of a tensor that tell nothing of its values."""
 _NEGATIONS: Mapping[Any, Any] = {operator.is_not: operator.is_, operator.ne: operator.eq}
 _QUESTIONS: Mapping[str, Callable[..., Any]] = {"is": operator.is_, "is not": operator.is_not}
+_UNPACK = dis.opmap["UNPACK_SEQUENCE"]
 _IN_PLACE = ("iadd", "isub", "imul", "itruediv", "iand", "ior", "imatmul", "ipow", "ifloordiv", "imod")
 IN_PLACE_OPERATORS = frozenset(getattr(operator, name) for name in _IN_PLACE) | {operator.setitem}
 _SYMBOLS = {
@@ -49,6 +52,14 @@ class Symbolic(fx.Proxy):
             owner, name = node.all_input_nodes[0], str(node.args[1])
             return self.tracer.create_proxy("call_method", name, (fx.Proxy(owner, self.tracer), *args), kwargs)
         return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Unpacking into names. fx finds out the same by disassembling the whole function each time."""
+        frame = sys._getframe(1)
+        operation, count = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
+        if operation == _UNPACK:
+            return iter([operator.getitem(self, position) for position in range(count)])
+        raise self.tracer.refused(str(self), "a loop over a traced value")
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})

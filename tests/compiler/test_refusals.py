@@ -105,7 +105,8 @@ REFUSALS: dict[str, tuple[Edits, RefusalKind, str]] = {
     "a loop over a tensor": (
         ((BEFORE, f"        for row in hidden_states:\n            hidden_states = row\n{BEFORE}"),),
         RefusalKind.UNTRACEABLE,
-        f"{FILE}:68: TinyDecoderLayer: TraceError: Proxy object cannot be iterated [untraceable]\n"
+        f"{FILE}:68: self.norm2(self.self_attn(positions, self.norm1(hidden_states)), hidden_states)[0]: "
+        "a loop over a traced value [untraceable]\n"
         "  do: serve this family unsplit: its forward cannot be followed symbolically here",
     ),
     "a branch on a tensor's values": (
