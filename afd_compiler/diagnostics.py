@@ -28,6 +28,7 @@ class RefusalKind(Enum):
     CONTRACT = "contract"
     SHARED_CONSTRUCTOR = "shared-constructor"
     OWNERLESS = "ownerless"
+    UNREDUCED = "un-reduced"
     NO_FORM = "no-form"
     NOT_EQUAL = "not-equal"
     NOT_CAPTURE_SAFE = "not-capture-safe"

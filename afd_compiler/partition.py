@@ -20,6 +20,8 @@ from afd_compiler.effects import GETITEM, child_of, forward_nodes, is_effect
 from afd_compiler.region import Region, region_of
 from afd_compiler.trace import Trace
 
+UNREDUCED = "reduce_results=False"
+"""The constructor argument by which vLLM's FFNs leave out the all-reduce over their ranks."""
 TOKEN_TENSOR = ("tokens", "hidden")
 """Shape of a decoder layer's activations, and the only one that crosses the boundary so far."""
 
@@ -78,7 +80,9 @@ def partition(
         file=classes.file,
         known=known,
     )
-    return Partition(_contract(region, classes), region, _owners(classes, traces, cuts), _calls(classes, traces, cuts))
+    owners = _owners(classes, traces, cuts)
+    _check_reduced(classes, traces, dict(owners))
+    return Partition(_contract(region, classes), region, owners, _calls(classes, traces, cuts))
 
 
 def _lines(traces: tuple[Trace, ...], groups: list[frozenset[fx.Node]]) -> frozenset[int]:
@@ -220,8 +224,18 @@ def _calls(
     return tuple((name, tuple(keywords)) for name, keywords in found.items())
 
 
+def _check_reduced(classes: LayerClasses, traces: tuple[Trace, ...], owners: dict[str, str]) -> None:
+    """An FFN that leaves its sum to whoever reads it next would have the sum taken over attention's ranks instead."""
+    for trace in traces:
+        for name, child in trace.children.items():
+            if owners[name] == "ffn" and UNREDUCED in child.arguments:
+                saw = f"submodule {name} is built with `{UNREDUCED}`: its output is a partial sum of each rank"
+                raise _refused(RefusalKind.UNREDUCED, classes, child.location, saw)
+
+
 _TO_DO = {
     RefusalKind.CONTRACT: "serve this family unsplit: the contract holds one [tokens, hidden] tensor each way",
+    RefusalKind.UNREDUCED: "serve this family unsplit: the FFN role does not reduce in place of the next norm yet",
     RefusalKind.OWNERLESS: "serve this family unsplit: a submodule's weights have one owner",
     RefusalKind.NO_BOUNDARY: "serve this family unsplit: every layer makes one exchange",
 }

@@ -88,7 +88,8 @@ class Child:
 
     name: str
     class_name: str
-    arguments: str
+    arguments: tuple[str, ...]
+    """As written in the call, values as expressions: "config.size", "reduce_results=False"."""
     location: Location
 
 
@@ -103,7 +104,7 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         self.locations: dict[fx.Node, Location] = {}
         self.children: dict[str, Child] = {}
         self._texts: dict[fx.Node, str] = {}
-        self._built: dict[int, tuple[Any, str, Location]] = {}
+        self._built: dict[int, tuple[Any, tuple[str, ...], Location]] = {}
         self._root: Any = None
         self._dtype: Any = None
         self._tensors: set[fx.Node] = set()
@@ -112,9 +113,9 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         """Build the layer; its submodules are recorded, not entered."""
         self._root = root = cls(**arguments)
         members = {id(value): name for name, value in [*vars(root).items(), *vars(root).get("_modules", {}).items()]}
-        for identity, (value, text, location) in self._built.items():
+        for identity, (value, words, location) in self._built.items():
             if name := members.get(identity):
-                self.children[name] = Child(name, type(value).__name__, text, location)
+                self.children[name] = Child(name, type(value).__name__, words, location)
         return root
 
     def forward(self, root: Any, parameters: Iterable[str]) -> Any:
@@ -214,8 +215,8 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         return self.answers[question]
 
     def record_construction(self, leaf: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        text = self.arguments_text(args, kwargs)
-        self._built[id(leaf)] = (leaf, text, self.sandbox.here() or Location("<inputs>", 0))
+        arguments = tuple(self.argument_texts(args, kwargs))
+        self._built[id(leaf)] = (leaf, arguments, self.sandbox.here() or Location("<inputs>", 0))
 
     def enters(self, leaf: Any) -> bool:
         return type(leaf).__module__ in self.entered
@@ -254,9 +255,11 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         return self._texts[node]
 
     def arguments_text(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
-        words = [*(self.value_text(value) for value in args)]
-        words += [f"{name}={self.value_text(value)}" for name, value in kwargs.items()]
-        return ", ".join(words)
+        return ", ".join(self.argument_texts(args, kwargs))
+
+    def argument_texts(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
+        yield from (self.value_text(value) for value in args)
+        yield from (f"{name}={self.value_text(value)}" for name, value in kwargs.items())
 
     def value_text(self, value: Any) -> str:
         if isinstance(value, fx.Proxy):

@@ -51,6 +51,13 @@ REFUSALS: dict[str, tuple[Edits, RefusalKind, str]] = {
         f"{FILE}:52: TinyDecoderLayer.forward: submodule norm1 is used by attention and by the FFN [ownerless]\n"
         "  do: serve this family unsplit: a submodule's weights have one owner",
     ),
+    "an output that the next norm is to reduce": (
+        (("TinyMLP(config.size, prefix=", "TinyMLP(config.size, reduce_results=False, prefix="),),
+        RefusalKind.UNREDUCED,
+        f"{FILE}:51: TinyDecoderLayer.forward: submodule ffn is built with `reduce_results=False`: its output is a "
+        "partial sum of each rank [un-reduced]\n"
+        "  do: serve this family unsplit: the FFN role does not reduce in place of the next norm yet",
+    ),
     "a path without an FFN": (
         ((CALL, "            pass\n"),),
         RefusalKind.NO_BOUNDARY,

@@ -50,7 +50,7 @@ def test_children_are_known_by_class_and_arguments(tiny_tree: Callable[..., Sour
     child = variant.children["ffn"]
     assert (child.class_name, child.arguments) == (
         "TinyMLP",
-        "vllm_config.model_config.hf_config.size, prefix='prefix.ffn'",
+        ("vllm_config.model_config.hf_config.size", "prefix='prefix.ffn'"),
     )
 
 
