@@ -16,9 +16,11 @@ from vllm.model_executor.model_loader.utils import initialize_model, process_wei
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from tests.proof.families import Family
+from afd_runtime import link
+from tests.proof.families import SIZE, Family, write_config
 
 Role = Literal["attention", "ffn"]
+ROLES: tuple[Role, ...] = ("attention", "ffn")
 TOKENS = 128
 """The largest batch, and the longest sequence."""
 
@@ -78,13 +80,6 @@ def copy_parameters(source: nn.Module, targets: list[nn.Module]) -> None:
             parameter.data.copy_(values[name])
 
 
-def finish(*built: Built) -> None:
-    """What vLLM's model loader does once weights are there: kernels pack them."""
-    for each in built:
-        with set_current_vllm_config(each.config):
-            process_weights_after_loading(each.model, each.config.model_config, torch.device("cpu"))
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Requests as (tokens already in the cache, new tokens); those with one new token come first."""
@@ -97,6 +92,13 @@ class Batch:
 
     def positions(self) -> Tensor:
         return torch.cat([torch.arange(old, old + new) for old, new in self.requests])
+
+
+BATCHES = {
+    "1 token, a decode": Batch(((5, 1),)),
+    "64 tokens, a prefill": Batch(((0, 64),)),
+    "37 tokens, a decode and a prefill": Batch(((9, 1), (0, 36))),
+}
 
 
 def attention_modules(config: VllmConfig) -> dict[str, Any]:
@@ -174,3 +176,37 @@ class InProcess:
         with set_forward_context(None, self._ffn.config, num_tokens=out.shape[0]):
             out.copy_(self._ffn.layer(layer)(self._sent.pop(layer)))
         self.hops.append(("recv", layer, False))
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    native: Built
+    attention: Built
+    ffn: Built
+
+
+def build_all(family: Family, folder: Path, dtype: torch.dtype) -> Models:
+    """Native, and both roles with its weights, which kernels have not packed yet."""
+    write_config(folder, family)
+    models = Models(*(build(family, folder, dtype, role) for role in (None, *ROLES)))
+    randomise(models.native.model)
+    copy_parameters(models.native.model, [models.attention.model, models.ffn.model])
+    return models
+
+
+def finish(models: Models) -> None:
+    """What vLLM's model loader does once weights are there: kernels pack them."""
+    for built in (models.native, models.attention, models.ffn):
+        with set_current_vllm_config(built.config):
+            process_weights_after_loading(built.model, built.config.model_config, torch.device("cpu"))
+
+
+def exchange_in_process(models: Models) -> InProcess:
+    """From now on the FFN model answers what the attention model sends."""
+    exchange = InProcess(models.ffn)
+    link.install(exchange)
+    return exchange
+
+
+def random_hidden(tokens: int, dtype: torch.dtype, seed: int) -> Tensor:
+    return torch.randn(tokens, SIZE.hidden, generator=torch.Generator().manual_seed(seed)).to(dtype)

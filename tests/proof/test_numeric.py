@@ -6,78 +6,49 @@ the metadata that its backend's builder makes of a batch of decodes and prefills
 CPU_MLA for latent attention; without metadata vLLM's CPU_ATTN leaves its output uninitialised). Besides what a layer
 returns, what it does to its arguments and to the cache is compared, because its norms and its fp16 rescale work in
 place.
+
+One rank only: the variants with sequence-parallel MoE need several, and V3.2's sparse attention needs a GPU.
 """
 
 import hashlib
 import inspect
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from vllm.model_executor.models import deepseek_v2 as upstream
 
-from afd_runtime import link
+from afd_generated.vllm_0_32_0 import deepseek_v2 as emitted
 from afd_runtime.manifest import read_manifest
-from tests.proof.families import DENSE_LAYERS, FAMILIES, SIZE, Family, write_config
+from tests.proof.families import DENSE_LAYERS, FAMILIES, SIZE, Family
 from tests.proof.models import (
+    BATCHES,
     Batch,
     Built,
-    InProcess,
+    Models,
     attention_modules,
-    build,
-    copy_parameters,
+    build_all,
+    exchange_in_process,
     fill_caches,
     finish,
     forward_context,
-    randomise,
+    random_hidden,
 )
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
-BATCHES = {
-    "1 token, a decode": Batch(((5, 1),)),
-    "64 tokens, a prefill": Batch(((0, 64),)),
-    "37 tokens, a decode and a prefill": Batch(((9, 1), (0, 36))),
-}
 
 
-@dataclass(frozen=True, slots=True)
-class Models:
-    native: Built
-    attention: Built
-    ffn: Built
-
-
-def build_all(family: Family, folder: Path, dtype: torch.dtype) -> Models:
-    """Native, and both roles with its weights, which kernels have not packed yet."""
-    write_config(folder, family)
-    models = Models(
-        build(family, folder, dtype), build(family, folder, dtype, "attention"), build(family, folder, dtype, "ffn")
-    )
-    randomise(models.native.model)
-    copy_parameters(models.native.model, [models.attention.model, models.ffn.model])
-    return models
-
-
-def ready(models: Models) -> InProcess:
-    finish(models.native, models.attention, models.ffn)
-    exchange = InProcess(models.ffn)
-    link.install(exchange)
-    return exchange
-
-
-def random_hidden(tokens: int, dtype: torch.dtype, seed: int) -> Tensor:
-    return torch.randn(tokens, SIZE.hidden, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def run_layer(built: Built, index: int, batch: Batch, *, residual: bool) -> dict[str, Tensor]:
-    """Everything that a layer returns or changes."""
+def run_layer(built: Built, index: int, batch: Batch, *, residual: bool, scaling: bool = False) -> dict[str, Tensor]:
+    """Everything that a layer returns or changes. `scaling` is of queries, as Mistral Large 3 wants it."""
     dtype = built.config.model_config.dtype
     hidden = random_hidden(batch.tokens, dtype, seed=3)
     added = random_hidden(batch.tokens, dtype, seed=4) if residual else None
+    positions = batch.positions()
+    scales = upstream._get_llama_4_scaling(8, 0.5, positions) if scaling else None
     fill_caches(built.config)
     with torch.no_grad(), forward_context(built.config, batch):
-        result, result_residual = built.layer(index)(batch.positions(), hidden, added, None)
+        result, result_residual = built.layer(index)(positions, hidden, added, scales)
     seen = {"hidden_states": result, "residual": result_residual, "argument hidden_states": hidden}
     if added is not None:
         seen["argument residual"] = added
@@ -111,31 +82,31 @@ def test_upstreams_layer_and_the_emitted_pair_are_bitwise_equal(
     family: Family, dtype: torch.dtype, tmp_path: Path
 ) -> None:
     models = build_all(family, tmp_path, dtype)
-    exchange = ready(models)
+    finish(models)
+    exchange = exchange_in_process(models)
     assert_is_what_it_says(family, models)
     wrong: list[str] = []
     cases = 0
     for name, batch in BATCHES.items():
         for index in range(SIZE.layers):
-            for residual in (False, True):
+            for residual, scaling in ((False, False), (True, False), (True, True)):
                 exchange.hops.clear()
-                native = run_layer(models.native, index, batch, residual=residual)
+                native = run_layer(models.native, index, batch, residual=residual, scaling=scaling)
                 assert exchange.hops == []
-                split = run_layer(models.attention, index, batch, residual=residual)
+                split = run_layer(models.attention, index, batch, residual=residual, scaling=scaling)
                 assert exchange.hops == [("send", index, index == 0), ("recv", index, False)]
-                wrong += [f"layer {index}, {residual=}, {name}: {each}" for each in differing(split, native)]
+                case = f"layer {index}, {residual=}, {scaling=}, {name}"
+                wrong += [f"{case}: {each}" for each in differing(split, native)]
                 cases += 1
         whole = run_model(models.attention, batch)
         wrong += [f"model, {name}: {each}" for each in differing(whole, run_model(models.native, batch))]
     assert wrong == []
-    assert cases == 18
+    assert cases == 27
 
 
 def assert_is_what_it_says(family: Family, models: Models) -> None:
     """The reference is upstream's untouched source; the pair is the emitted one; both have the variants meant here."""
     from vllm.model_executor.models import deepseek_v2 as upstream
-
-    from afd_generated.vllm_0_32_0 import deepseek_v2 as emitted
 
     manifest = read_manifest(Path(emitted.__file__).with_suffix(".json"))
     source = Path(inspect.getfile(upstream)).read_bytes()
@@ -169,7 +140,8 @@ def test_one_weight_off_by_one_ulp_is_seen(kind: str, dtype: torch.dtype, tmp_pa
     largest = weight.data.abs().argmax()  # so that the change outlives the rounding of a sum
     element = weight.data.view(-1)[largest : largest + 1]
     element.copy_(torch.nextafter(element, torch.full_like(element, torch.inf)))
-    ready(models)
+    finish(models)
+    exchange_in_process(models)
     batch = BATCHES["64 tokens, a prefill"]
     native, split = (run_layer(built, index, batch, residual=True) for built in (models.native, models.attention))
     assert differing(split, native) == ["hidden_states"]

@@ -24,9 +24,8 @@ from vllm.model_executor.models import utils as upstream_utils
 from afd_generated.vllm_0_32_0 import deepseek_v2 as emitted
 from afd_runtime.manifest import read_manifest
 from tests.proof.families import DENSE_LAYERS, FAMILIES, SIZE, Family, random_tensors, write_config, write_tensors
-from tests.proof.models import Built, Role, build
+from tests.proof.models import ROLES, Built, build
 
-ROLES: tuple[Role, ...] = ("attention", "ffn")
 OWNERS = read_manifest(Path(emitted.__file__).with_suffix(".json")).owners
 
 
