@@ -18,9 +18,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package", autouse=True)
 def vllm_of_one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A world of one rank on gloo, met over a file. Leaves the process as it was."""
+    """A world of one rank on gloo, met over a file, that listens on the loopback only. Leaves the process as it was."""
     environment = dict(os.environ)
-    os.environ["HF_HUB_OFFLINE"] = "1"
+    # Other tests read vLLM's log through pytest, and expect its loggers as they are before it configures them.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo", "VLLM_CONFIGURE_LOGGING": "0"}
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
     from vllm.model_executor.models import deepseek_v2 as upstream

@@ -29,8 +29,9 @@ class DeepseekConfig(PretrainedConfig):
 
 AutoConfig.register(DeepseekConfig.model_type, DeepseekConfig, exist_ok=True)
 
-_MHA: dict[str, Any] = {"first_k_dense_replace": DENSE_LAYERS, "routed_scaling_factor": 4.0}
-_V1 = dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"))
+_COMMON: dict[str, Any] = {"first_k_dense_replace": DENSE_LAYERS, "routed_scaling_factor": 4.0}
+_LATENT = frozenset({"q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"})
+"""Keys that DeepSeek V1 has not."""
 _V3: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -61,8 +62,9 @@ class Family:
 
     def config(self) -> dict[str, Any]:
         """The checkpoint's config.json."""
-        changed = {**config_of(SIZE), **_MHA, **self.changes, "architectures": [self.architecture]}
-        return {key: value for key, value in changed.items() if key not in _V1 or self.attention != "DeepseekAttention"}
+        changed = {**config_of(SIZE), **_COMMON, **self.changes, "architectures": [self.architecture]}
+        left_out = _LATENT if self.attention == "DeepseekAttention" else frozenset()
+        return {key: value for key, value in changed.items() if key not in left_out}
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
         """Names and shapes of a whole checkpoint's tensors."""

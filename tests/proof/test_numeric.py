@@ -106,8 +106,6 @@ def test_upstreams_layer_and_the_emitted_pair_are_bitwise_equal(
 
 def assert_is_what_it_says(family: Family, models: Models) -> None:
     """The reference is upstream's untouched source; the pair is the emitted one; both have the variants meant here."""
-    from vllm.model_executor.models import deepseek_v2 as upstream
-
     manifest = read_manifest(Path(emitted.__file__).with_suffix(".json"))
     source = Path(inspect.getfile(upstream)).read_bytes()
     assert hashlib.sha256(source).hexdigest() == manifest.source_sha256
@@ -144,4 +142,15 @@ def test_one_weight_off_by_one_ulp_is_seen(kind: str, dtype: torch.dtype, tmp_pa
     exchange_in_process(models)
     batch = BATCHES["64 tokens, a prefill"]
     native, split = (run_layer(built, index, batch, residual=True) for built in (models.native, models.attention))
+    assert differing(split, native) == ["hidden_states"]
+
+
+def test_an_fp16_rescale_left_out_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison notices a statement that the emitted layer lacks, too."""
+    models = build_all(FAMILIES[1], tmp_path, torch.float16)
+    finish(models)
+    exchange_in_process(models)
+    monkeypatch.setattr(emitted.FFNDecoderLayer, "forward", lambda self, hidden_states: self.mlp(hidden_states))
+    batch = BATCHES["64 tokens, a prefill"]
+    native, split = (run_layer(built, 1, batch, residual=True) for built in (models.native, models.attention))
     assert differing(split, native) == ["hidden_states"]
