@@ -8,7 +8,8 @@ Only questions are asked here, so `ast` answers them (libcst takes 20 times as l
 
 import ast
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
 from afd_compiler.spec import Spec
@@ -37,6 +38,17 @@ class Construct:
     names: tuple[str, ...]
     """Global names that the called expression can stand for, aliases followed."""
     line: int
+    via: str | None = None
+    """The class attribute that holds the class, where it is called by `self.<class attribute>(…)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParameter:
+    """A constructor parameter whose default is the layer's class, evaluated long before any name is bound."""
+
+    class_name: str
+    parameter: str
+    of_causal_lm: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,10 @@ class LayerClasses:
     """Keywords that the model's own call of the layer passes; the other parameters keep their defaults."""
     layer_modules: tuple[tuple[str, tuple[str, ...]], ...]
     """(attribute, global names of the module classes that it can be) for each submodule of the layer."""
+    class_attributes: tuple[tuple[str, str], ...]
+    """(submodule, class attribute that holds its class) where the layer builds it by `self.<class attribute>(…)`."""
+    layer_parameters: tuple[LayerParameter, ...]
+    """Constructors around the layers that take the layer's class as an argument."""
     model_modules: tuple[tuple[str, tuple[str, ...]], ...]
     """The same for what model and causal LM build around the layers; all of that belongs to attention."""
 
@@ -96,6 +112,8 @@ def classify(spec: Spec, symbols: Symbols) -> LayerClasses:
         attention_children=question.children(constructs, question.is_attention),
         ffn_children=question.children(constructs, question.is_moe),
         layer_arguments=_layer_arguments(question, reached, layer),
+        class_attributes=tuple((item.attribute, item.via) for item in constructs if item.attribute and item.via),
+        layer_parameters=_layer_parameters(question, reached, layer, {symbol.name for symbol in here.values()}),
         layer_modules=question.modules(constructs),
         model_modules=_model_modules(question, reached, layer),
     )
@@ -148,8 +166,31 @@ class _ClassQuestions:
         """What the class's `__init__` builds."""
         if class_name not in self._constructs:
             init = self.method(class_name, "__init__")
-            self._constructs[class_name] = list(_constructs_in(init)) if init else []
+            self._constructs[class_name] = (
+                [*map(partial(self._named, class_name), _constructs_in(init))] if init else []
+            )
         return self._constructs[class_name]
+
+    def _named(self, class_name: str, item: Construct) -> Construct:
+        """Say what `self.X(…)` stands for: a class that a class attribute holds, or what a method returns."""
+        if item.via is None:
+            return item
+        if method := self.method(class_name, item.via):
+            returned = (node.value for node in ast.walk(method) if isinstance(node, ast.Return))
+            names = [_callee_names(value, _aliases(method)) for value in returned if isinstance(value, ast.Call)]
+            return replace(item, names=tuple(name for group in names for name in group), via=None)
+        held = (self._class_attribute(name, item.via) for name in self.lineage(class_name))
+        name = next((name for name in held if name), None)
+        return replace(item, names=(name,)) if name else replace(item, via=None)
+
+    def _class_attribute(self, class_name: str, attribute: str) -> str | None:
+        for node in self.index.classes[class_name].body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id=held)) if name == attribute:
+                    return held
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.Name(id=held)) if name == attribute:
+                    return held
+        return None
 
     def children(self, constructs: list[Construct], holds: Callable[[str], bool]) -> tuple[str, ...]:
         """Attributes for which one of the classes they can be answers yes."""
@@ -193,8 +234,8 @@ def _constructs_in(function: ast.FunctionDef) -> Iterator[Construct]:
             targets = [name for target in node.targets if (name := _self_attribute(target))]
             for call in _alternatives(node.value):
                 if isinstance(call, ast.Call):
-                    names = _callee_names(call, aliases)
-                    yield from (Construct(target, names, call.lineno) for target in targets)
+                    names, via = _callee_names(call, aliases), _self_attribute(call.func)
+                    yield from (Construct(target, names, call.lineno, via) for target in targets)
         elif isinstance(node, ast.Call):
             yield Construct(None, _callee_names(node, aliases), node.lineno)
 
@@ -265,11 +306,13 @@ def _holds_layers(question: _ClassQuestions, constructs: list[Construct], reache
 def _layer_arguments(question: _ClassQuestions, reached: list[str], layer: str) -> tuple[str, ...]:
     init = question.method(layer, "__init__")
     assert init is not None  # the layer was recognised by what its __init__ builds
-    parameters = [argument.arg for argument in init.args.args[1:]]
+    parameters = [argument.arg for argument in (*init.args.args[1:], *init.args.kwonlyargs)]
     passed: dict[str, None] = {}
     for name in reached:
+        own = question.method(name, "__init__")
+        called = {layer, *(_parameters_holding(layer, own) if own else ())}
         for node in ast.walk(question.index.classes[name]):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == layer:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in called:
                 given = [*parameters[: len(node.args)], *(word.arg for word in node.keywords if word.arg)]
                 passed |= dict.fromkeys(given)
     if passed:
@@ -281,6 +324,31 @@ def _layer_arguments(question: _ClassQuestions, reached: list[str], layer: str) 
         saw="no class that the architectures reach builds this layer under its own name",
         do="name the architectures that build it",
     )
+
+
+def _layer_parameters(
+    question: _ClassQuestions, reached: list[str], layer: str, causal_lms: set[str]
+) -> tuple[LayerParameter, ...]:
+    causal = {ancestor for name in causal_lms for ancestor in question.lineage(name)}
+    methods = ((name, question.index.method(name, "__init__")) for name in reached)
+    return tuple(
+        LayerParameter(name, parameter, name in causal)
+        for name, init in methods
+        if init
+        for parameter in _parameters_holding(layer, init)
+    )
+
+
+def _parameters_holding(name: str, function: ast.FunctionDef) -> list[str]:
+    """Parameters of which a class is the default."""
+    arguments = function.args
+    pairs = [*zip(reversed(arguments.args), reversed(arguments.defaults), strict=False)]
+    pairs += [
+        (argument, default)
+        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        if default
+    ]
+    return [argument.arg for argument, default in pairs if isinstance(default, ast.Name) and default.id == name]
 
 
 def _model_modules(

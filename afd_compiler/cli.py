@@ -58,7 +58,8 @@ def compile_command(
         errors.print(f"[red]error:[/] {error}", markup=True)
         raise typer.Exit(USAGE) from error
     outcomes = [compile_family(spec, tree, platform.value) for spec in chosen]
-    files = [file for outcome in outcomes if isinstance(outcome, Compiled) for file in files_of(outcome)]
+    proved = [outcome for outcome in outcomes if isinstance(outcome, Compiled)]
+    files = list(dict.fromkeys(file for outcome in proved for file in files_of(outcome)))
     drift = drift_of(files, folder)
     if not (check or diff or listing):
         write(drift, folder)

@@ -32,15 +32,16 @@ def emit(classes: LayerClasses, cut: Partition, index: ModuleIndex, header: Iter
     package, _, module = classes.module.rpartition(".")
     ffn_forward = _ffn_forward(classes, cut, index)
     body = [
+        "from functools import partial" if _partials(classes, "") else "",
         "import torch" if "torch." in ffn_forward else "",
         "from afd_runtime.split import AttentionModel, FFNLayer, FFNModel, RemoteFFN, Unowned, bind",
         f"from {package} import {module} as upstream",
         *_remotes(classes, cut, index),
-        _layer(names.ATTENTION_LAYER, "", classes, _bindings(classes, cut, role="attention")),
-        _layer(names.FFN_LAYER, "FFNLayer, ", classes, _bindings(classes, cut, role="ffn")),
+        _layer(names.ATTENTION_LAYER, "", classes, cut, role="attention"),
+        _layer(names.FFN_LAYER, "FFNLayer, ", classes, cut, role="ffn"),
         _indented(ffn_forward),
-        _role(names.ATTENTION_ROLE, "AttentionModel", {classes.layer: names.ATTENTION_LAYER}),
-        _role(names.FFN_ROLE, "FFNModel", {classes.layer: names.FFN_LAYER} | _unowned(classes.model_modules)),
+        _role(names.ATTENTION_ROLE, "AttentionModel", classes, names.ATTENTION_LAYER, {}),
+        _role(names.FFN_ROLE, "FFNModel", classes, names.FFN_LAYER, _unowned(classes.model_modules)),
         *_causal_lms(classes),
     ]
     comment = "".join(f"# {line}".rstrip() + "\n" for line in header)
@@ -56,10 +57,12 @@ def _owned_elsewhere(classes: LayerClasses, cut: Partition, role: str) -> dict[s
 def _bindings(classes: LayerClasses, cut: Partition, role: str) -> dict[str, str]:
     """Class name -> stand-in, for what the role does not own; refuses a name that also builds what it keeps."""
     foreign = _owned_elsewhere(classes, cut, role)
+    by_attribute = dict(classes.class_attributes)
     kept = {name for attribute, group in classes.layer_modules if attribute not in foreign for name in group}
     bound = {
         name: names.remote_class(attribute) if role == "attention" else "Unowned"
         for attribute, group in foreign.items()
+        if attribute not in by_attribute
         for name in group
     }
     if shared := sorted(kept & bound.keys()):
@@ -102,20 +105,40 @@ def _default_of(keyword: str, child: str, classes: LayerClasses, index: ModuleIn
     return "None"
 
 
-def _layer(name: str, marker: str, classes: LayerClasses, bindings: Mapping[str, str]) -> str:
+def _layer(name: str, marker: str, classes: LayerClasses, cut: Partition, role: str) -> str:
+    bindings = _bindings(classes, cut, role)
+    foreign = _owned_elsewhere(classes, cut, role)
+    held = [
+        f"{attribute} = {names.remote_class(child) if role == 'attention' else 'Unowned'}"
+        for child, attribute in classes.class_attributes
+        if child in foreign
+    ]
+    body = "\n".join([*held, _bound_init(bindings) if bindings else ""])
     return f"""
 class {name}({marker}upstream.{classes.layer}):
-{_indented(_bound_init(bindings))}
+{_indented(body)}
 """
 
 
-def _role(name: str, base: str, bindings: Mapping[str, str]) -> str:
+def _role(name: str, base: str, classes: LayerClasses, layer: str, unowned: Mapping[str, str]) -> str:
     # vLLM tells the style of a model by the names of its constructor's parameters.
-    init = _bound_init(bindings, '*, vllm_config, prefix=""', "vllm_config=vllm_config, prefix=prefix")
+    arguments = ["vllm_config=vllm_config", "prefix=prefix"]
+    arguments += [f"{item.parameter}={layer}" for item in classes.layer_parameters if item.of_causal_lm]
+    bindings = {classes.layer: layer, **_partials(classes, layer), **unowned}
+    init = _bound_init(bindings, '*, vllm_config, prefix=""', ", ".join(arguments))
     return f"""
 class {name}({base}):
 {_indented(init)}
 """
+
+
+def _partials(classes: LayerClasses, layer: str) -> dict[str, str]:
+    """Model classes that take the layer's class as an argument which their causal LM leaves at its default."""
+    return {
+        item.class_name: f"partial(upstream.{item.class_name}, {item.parameter}={layer})"
+        for item in classes.layer_parameters
+        if not item.of_causal_lm
+    }
 
 
 def _bound_init(

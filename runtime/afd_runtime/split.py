@@ -64,11 +64,16 @@ class _RoleModel(_Model):
     role: str
     split: type
 
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
+    def __init__(self, *, vllm_config: Any, prefix: str = "", **layer_class: type) -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix, **layer_class)
         from afd_runtime.link import prepare
 
-        prepare(vllm_config, wrapper=type(self), layers=tuple(find_layers(self, self.split)))
+        layers = tuple(find_layers(self, self.split))
+        if not layers:
+            raise RuntimeError(
+                f"afd: {type(self).__name__} built no split layer; do: report this model to afd-compiler"
+            )
+        prepare(vllm_config, wrapper=type(self), layers=layers)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
         """Hand upstream the tensors that lie under no stand-in, so that it reports missing and surplus ones itself."""
@@ -102,8 +107,8 @@ class AttentionModel(_RoleModel):
     role = "attention"
     split = RemoteFFN
 
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
+    def __init__(self, *, vllm_config: Any, prefix: str = "", **layer_class: type) -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix, **layer_class)
         remote = find_layers(self, RemoteFFN)
         for layer, module in remote.items():
             module.layer = layer
@@ -116,8 +121,8 @@ class FFNModel(_RoleModel):
     role = "ffn"
     split = FFNLayer
 
-    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
+    def __init__(self, *, vllm_config: Any, prefix: str = "", **layer_class: type) -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix, **layer_class)
         model_config = vllm_config.model_config
         self.afd_hidden_size: int = model_config.get_hidden_size()
         self.afd_dtype: torch.dtype = model_config.dtype

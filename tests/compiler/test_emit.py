@@ -53,3 +53,44 @@ def test_emitted_text_names_nothing_of_the_machine(
     assert isinstance(outcome, Compiled), outcome
     for file in files_of(outcome):
         assert str(tmp_path) not in file.text
+
+
+def test_a_submodule_whose_class_is_a_class_attribute(compile_tiny: CompileTiny) -> None:
+    """No global name is looked up when it is built, so the emitted layer overrides the attribute."""
+    outcome = compile_tiny(
+        ("class TinyDecoderLayer(nn.Module):\n", "class TinyDecoderLayer(nn.Module):\n    moe_cls: type = TinyMoE\n\n"),
+        (
+            'self.ffn = TinyMoE(config, prefix=f"{prefix}.ffn")',
+            'self.ffn = self.moe_cls(config, prefix=f"{prefix}.ffn")',
+        ),
+        (
+            '            self.ffn = TinyMLP(config.size, prefix=f"{prefix}.ffn")\n',
+            "            raise ValueError(config)\n",
+        ),
+    )
+    assert isinstance(outcome, Compiled), outcome
+    assert "class AttentionDecoderLayer(upstream.TinyDecoderLayer):\n    moe_cls = RemoteFfn\n" in outcome.text
+
+
+def test_a_layer_class_that_is_a_parameter_of_the_model(compile_tiny: CompileTiny) -> None:
+    """The default was evaluated before any name is bound, so the emitted role passes the argument."""
+    outcome = compile_tiny(
+        ('class TinyModel(nn.Module):\n    def __init__(self, *, vllm_config, prefix=""):',
+         'class TinyModel(nn.Module):\n    def __init__(self, *, vllm_config, prefix="", kind=TinyDecoderLayer):'),
+        ("TinyDecoderLayer(vllm_config, prefix=prefix)", "kind(vllm_config, prefix=prefix)"),
+    )  # fmt: skip
+    assert isinstance(outcome, Compiled), outcome
+    assert "TinyModel=partial(upstream.TinyModel, kind=FFNDecoderLayer)," in outcome.text
+
+
+def test_a_layer_class_that_is_a_parameter_of_the_causal_lm(compile_tiny: CompileTiny) -> None:
+    head = 'class TinyForCausalLM(nn.Module):\n    def __init__(self, *, vllm_config, prefix=""'
+    outcome = compile_tiny(
+        (f"{head}):", f"{head}, kind=TinyDecoderLayer):"),
+        ("TinyModel(vllm_config=vllm_config)", "TinyModel(vllm_config=vllm_config, kind=kind)"),
+        ('class TinyModel(nn.Module):\n    def __init__(self, *, vllm_config, prefix=""):',
+         'class TinyModel(nn.Module):\n    def __init__(self, *, vllm_config, prefix="", kind=None):'),
+        ("TinyDecoderLayer(vllm_config, prefix=prefix)", "(kind or TinyDecoderLayer(vllm_config, prefix=prefix))"),
+    )  # fmt: skip
+    assert isinstance(outcome, Compiled), outcome
+    assert "super().__init__(vllm_config=vllm_config, prefix=prefix, kind=AttentionDecoderLayer)" in outcome.text

@@ -114,9 +114,10 @@ def main() -> int:
         outcomes[verdict.how if verdict.killed else "survived"] += 1
         if not verdict.killed:
             survivors.append(verdict)
+            print(f"alive: {verdict}", flush=True)
         if done % 50 == 0:
             print(f"  {done} of {len(jobs)}, {len(survivors)} alive", flush=True)
-    print("\n".join([*(f"{count:5} {how}" for how, count in outcomes.most_common()), *map(str, survivors)]))
+    print("\n".join(f"{count:5} {how}" for how, count in outcomes.most_common()))
     killed = len(jobs) - len(survivors)
     print(f"killed {killed} of {len(jobs)} ({100 * killed / len(jobs):.4g} %)")
     return 1 if survivors else 0

@@ -124,6 +124,14 @@ def test_attention_numbers_its_exchanges(prepared: list[tuple[int, ...]]) -> Non
     assert prepared == [(0, 1, 2)]
 
 
+@pytest.mark.parametrize("mixin", [AttentionModel, FFNModel])
+def test_a_wrapper_that_takes_no_effect_is_refused(mixin: type) -> None:
+    """Upstream built its own layers: serving them would be the whole model on one role."""
+    with pytest.raises(RuntimeError) as error:
+        type("Ineffective", (mixin, Model), {})(vllm_config=FakeVllmConfig())
+    assert str(error.value) == "afd: Ineffective built no split layer; do: report this model to afd-compiler"
+
+
 def checkpoint() -> Iterator[tuple[str, torch.Tensor]]:
     for layer in range(3):
         for name, width in (("attn", 2), ("mlp", 4), ("mlp_norm", 1)):
