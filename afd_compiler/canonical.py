@@ -14,7 +14,7 @@ from afd_compiler.diagnostics import Location
 from afd_compiler.effects import forward_nodes, is_effect
 from afd_compiler.sandbox import Leaf
 from afd_compiler.trace import Trace
-from afd_compiler.tracer import target_name
+from afd_compiler.tracer import ACTIVATION_DTYPE, target_name
 
 SEND, RECV = "afd_runtime.ops.send", "afd_runtime.ops.recv"
 Term = tuple[Any, ...]
@@ -98,11 +98,16 @@ class _Canonicalizer:
         ticket, tokens, hidden, dtype, layer = args
         whole = isinstance(ticket, tuple) and ticket[0] == "ticket" and ticket[2] == layer
         assert self.ffn is not None  # checked by the caller
-        if not whole or (tokens, hidden) != _sizes(ticket[1]) or dtype != ("input", "dtype"):
+        if not whole or (tokens, hidden) != _sizes(ticket[1]) or dtype not in _dtypes(ticket[1]):
             return ("lost", *args)
         self.hops += 1
         (parameter,) = self.ffn.inputs
         return self.walk(self.ffn, {parameter: ticket[1]})
+
+
+def _dtypes(tensor: Any) -> tuple[Any, Any]:
+    """What a tensor's dtype may be called: the activations', or its own."""
+    return ("input", ACTIVATION_DTYPE), ("call_function", "builtins.getattr", (tensor, "dtype"), ())
 
 
 def _sizes(tensor: Any) -> tuple[Any, Any]:

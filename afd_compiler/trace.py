@@ -33,7 +33,7 @@ class Trace:
     """What sets it apart, for people: submodule classes and the questions that forward asked."""
     answers: Mapping[str, bool]
     constructions: tuple[str, ...]
-    """The answers in `__init__` that lead to this case, one text for each way."""
+    """The answers in `__init__` that lead to this case, and what its submodules are then built from: a text a way."""
     children: Mapping[str, Child]
     inputs: tuple[str, ...]
     """Forward's parameters."""
@@ -45,14 +45,14 @@ def trace(classes: LayerClasses, sandbox: Sandbox, upstream: ModuleType) -> tupl
     """Trace all variants of the layer, in a stable order; raise `Refused` where one cannot be followed."""
     layer = getattr(upstream, classes.layer)
     sandbox.make_leaves(upstream, set(layer.__mro__))
-    cases: dict[str, list[Mapping[str, bool]]] = {}
-    for answers, key in _explore(lambda known: _construct_only(sandbox, layer, classes, known), {}, classes):
-        cases.setdefault(key, []).append(answers)
+    cases: dict[str, list[tuple[Mapping[str, bool], _Construction]]] = {}
+    for answers, way in _explore(lambda known: _construct_only(sandbox, layer, classes, known), {}, classes):
+        cases.setdefault(way.key, []).append((answers, way))
     return tuple(
-        replace(variant, constructions=tuple(_answers_text(known) for known in ways))
+        replace(variant, constructions=tuple(f"{_answers_text(answers)}: {way.arguments}" for answers, way in ways))
         for ways in cases.values()
         for _, variant in _explore(
-            lambda known: trace_one(sandbox, layer, classes, known, forks=True), ways[0], classes
+            lambda known: trace_one(sandbox, layer, classes, known, forks=True), ways[0][0], classes
         )
     )
 
@@ -65,14 +65,19 @@ def trace_one(
     *,
     forks: bool,
     entered: frozenset[str] = frozenset(),
+    received: bool = False,
 ) -> tuple[dict[str, bool], Trace]:
-    """Run one path of a layer class, upstream's or emitted; the layer's constructor arguments are symbolic."""
-    tracer = LayerTracer(sandbox, entered, answers, forks=forks)
+    """Run one path of a layer class, upstream's or emitted; the layer's constructor arguments are symbolic.
+
+    `received` says that forward's inputs are activations, as the FFN role's are.
+    """
+    tracer = LayerTracer(sandbox, entered, answers, forks=forks, received=received)
     with _tracing(sandbox, tracer, classes.layer):
         root = tracer.construct(layer, constructor_arguments(tracer, sandbox, classes))
         constructed = dict(tracer.asked)
         inputs = forward_parameters(type(root))
-        tracer.graph.output(tracer.create_arg(tracer.forward(root, inputs)))
+        output = tracer.graph.output(tracer.create_arg(tracer.forward(root, inputs)))
+        tracer.locations[output] = classes.location
     asked_in_forward = {question: yes for question, yes in tracer.asked.items() if question not in constructed}
     variant = Trace(
         name=_variant_name(tracer, root, asked_in_forward, classes),
@@ -96,10 +101,20 @@ def forward_parameters(layer: type) -> tuple[str, ...]:
     return tuple(inspect.signature(layer.forward).parameters)[1:]  # type: ignore[attr-defined]  # every layer has one
 
 
+@dataclass(frozen=True, slots=True)
+class _Construction:
+    """One way through `__init__`."""
+
+    key: str
+    """Equal keys mean equal forwards."""
+    arguments: str
+    """What the submodules are built from."""
+
+
 def _construct_only(
     sandbox: Sandbox, layer: type, classes: LayerClasses, answers: Mapping[str, bool]
-) -> tuple[dict[str, bool], str]:
-    """Build the layer, and describe the outcome so that equal descriptions mean equal forwards."""
+) -> tuple[dict[str, bool], _Construction]:
+    """Build the layer, and describe the outcome."""
     tracer = LayerTracer(sandbox, frozenset(), answers, forks=True)
     with _tracing(sandbox, tracer, classes.layer):
         root = tracer.construct(layer, constructor_arguments(tracer, sandbox, classes))
@@ -107,7 +122,8 @@ def _construct_only(
         # A flag that this path has decided is that decision, however it came about.
         attributes = {name: _first(tracer.settled(value), tracer.value_text(value)) for name, value in plain.items()}
         kinds = {name: child.class_name for name, child in tracer.children.items()}
-    return tracer.asked, repr((sorted(kinds.items()), sorted(attributes.items())))
+    arguments = repr({name: child.arguments for name, child in tracer.children.items()})
+    return tracer.asked, _Construction(repr((sorted(kinds.items()), sorted(attributes.items()))), arguments)
 
 
 def _first(decided: bool | None, text: str) -> str:

@@ -22,8 +22,10 @@ from afd_compiler.sandbox import Leaf, Sandbox, Stub
 from afd_compiler.symbols import platform_answer
 
 ACTIVATION_DTYPE = "dtype"
-"""All activations of a layer are taken to have one dtype: a question about one tensor's is a question about all."""
-SHAPE_QUESTIONS: frozenset[Any] = frozenset({"shape", "ndim", "size", "dim", "numel", "device", "is_contiguous"})
+"""All that submodules give is taken to have one dtype: a question about one tensor's is a question about all."""
+SHAPE_QUESTIONS: frozenset[Any] = frozenset(
+    {"shape", "ndim", "size", "dim", "numel", "dtype", "device", "is_contiguous"}
+)
 """Attributes and methods of a tensor that tell nothing of its values."""
 _NEGATIONS: Mapping[Any, Any] = {operator.is_not: operator.is_, operator.ne: operator.eq}
 _QUESTIONS: Mapping[str, Callable[..., Any]] = {"is": operator.is_, "is not": operator.is_not}
@@ -96,9 +98,17 @@ class Child:
 class LayerTracer(fx.proxy.GraphAppendingTracer):
     """Records one run. `answers` are the decisions taken; a new question is answered yes, or refused."""
 
-    def __init__(self, sandbox: Sandbox, entered: frozenset[str], answers: Mapping[str, bool], *, forks: bool) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        entered: frozenset[str],
+        answers: Mapping[str, bool],
+        *,
+        forks: bool,
+        received: bool = False,
+    ) -> None:
         super().__init__(fx.Graph())
-        self.sandbox, self.entered, self.forks = sandbox, entered, forks
+        self.sandbox, self.entered, self.forks, self.received = sandbox, entered, forks, received
         self.answers = dict(answers)
         self.asked: dict[str, bool] = {}
         self.locations: dict[fx.Node, Location] = {}
@@ -231,7 +241,7 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         return self.create_proxy("get_attr", f"{self._path_of(leaf)}.{attribute}", (), {})
 
     def attribute_of(self, value: Symbolic, name: str) -> Any:
-        if name == "dtype" and self._dtype is not None:
+        if name == "dtype" and self._dtype is not None and (self.received or _made_by_module(value.node)):
             return self._dtype
         return self.create_proxy("call_function", getattr, (value, name), {})
 
@@ -295,6 +305,10 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         if name in _SYMBOLS and len(args) == 2:
             return f"{self.value_text(args[0])} {_SYMBOLS[name]} {self.value_text(args[1])}"
         return f"{target_name(target)}({self.arguments_text(args, node.kwargs)})"
+
+
+def _made_by_module(node: fx.Node) -> bool:
+    return node.op == "call_module" or any(_made_by_module(argument) for argument in node.all_input_nodes)
 
 
 def target_name(target: Any) -> str:

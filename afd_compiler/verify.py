@@ -94,7 +94,9 @@ def _half(sandbox: Sandbox, emitted: ModuleType, name: str, classes: LayerClasse
     entered = frozenset({EMITTED_MODULE, RUNTIME_MODULE})
     layer = getattr(emitted, name)
     try:
-        _, half = trace_one(sandbox, layer, classes, upstream.answers, forks=False, entered=entered)
+        _, half = trace_one(
+            sandbox, layer, classes, upstream.answers, forks=False, entered=entered, received=name == names.FFN_LAYER
+        )
     except Refused as reason:
         raise _not_equal(classes, upstream, classes.location, f"{name} cannot be followed: {reason.saw}") from reason
     return half

@@ -40,11 +40,22 @@ def mutants_of(text: str, layer: str) -> Iterator[Mutant]:
 
 def _forward_edits(forward: ast.FunctionDef) -> Iterator[_Edit]:
     names = [argument.arg for argument in forward.args.args[1:]]
+    same: set[str] = set()
     for statement in _statements(forward.body):
         yield from _statement_edits(statement, names)
         for node in ast.walk(statement) if not isinstance(statement, ast.If) else ast.walk(statement.test):
+            if isinstance(node, ast.Name) and node.id in same:
+                continue  # right after `a = b` either name means the same tensor
             if isinstance(node, ast.expr):
                 yield from _expression_edits(node, names)
+        same = _alias(statement)
+
+
+def _alias(statement: ast.stmt) -> set[str]:
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=target)], value=ast.Name(id=source)):
+            return {target, source}
+    return set()
 
 
 def _init_edits(init: ast.FunctionDef) -> Iterator[_Edit]:
@@ -80,7 +91,8 @@ def _statement_edits(statement: ast.stmt, names: list[str]) -> Iterator[_Edit]:
         if target in names:
             yield _Edit("add a branch on a new flag", statement, f"{source}\n{indent}if self.new_flag: {change}")
             yield _Edit("add work", statement, f"{source}\n{indent}{change}")
-    if any(isinstance(node, ast.Call) for node in ast.walk(statement)):
+    # A tensor method done twice gives the same tensor; a submodule, or an operator in place, is done twice.
+    if any(isinstance(node, ast.Call) and _is_self_attribute(node.func) for node in ast.walk(statement)):
         yield _Edit("call twice", statement, f"{source}; {source}")
     if isinstance(statement, ast.AugAssign):
         operator = _OPERATORS[type(statement.op)]
