@@ -81,18 +81,24 @@ class _RoleModel(_Model):
 
         unowned = {tuple(name.split(".")) for name, module in self.named_modules() if isinstance(module, Unowned)}
         loaded = left = 0
+        latest = "nothing yet"
 
         def owned() -> Iterator[tuple[str, torch.Tensor]]:
-            nonlocal loaded, left
+            nonlocal loaded, left, latest
             for name, tensor in weights:
                 path = tuple(name.split("."))
                 if any(path[:end] in unowned for end in range(1, len(path))):
                     left += 1
                     continue
                 loaded += 1
+                latest = name
                 yield name, tensor
 
-        result = super().load_weights(owned())  # type: ignore[misc]
+        try:
+            result = super().load_weights(owned())  # type: ignore[misc]
+        except Exception as error:
+            error.add_note(f"afd: role {self.role} was loading {latest}")
+            raise
         parameters = sum(parameter.numel() for parameter in self.parameters())
         init_logger(__name__).info(
             "afd: role %s owns %d parameters (%d tensors of the checkpoint loaded, %d left to the other role)",

@@ -183,3 +183,10 @@ def test_the_dummy_run_of_the_ffn() -> None:
     assert torch.equal(hidden, torch.zeros(5, 8, dtype=torch.bfloat16))
     assert calls == [(5, 8)] * 3
     assert torch.equal(model.compute_logits(hidden[:2]), torch.zeros(2, 16, dtype=torch.bfloat16))
+
+
+def test_an_error_of_upstream_while_loading_names_the_tensor() -> None:
+    model = AttentionSide(vllm_config=FakeVllmConfig())
+    with pytest.raises(KeyError) as error:
+        model.load_weights([("layers.0.attn.surplus", torch.zeros(2))])
+    assert error.value.__notes__ == ["afd: role attention was loading layers.0.attn.surplus"]
