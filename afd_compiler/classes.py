@@ -73,6 +73,8 @@ class LayerClasses:
     """(submodule, class attribute that holds its class) where the layer builds it by `self.<class attribute>(…)`."""
     layer_parameters: tuple[LayerParameter, ...]
     """Constructors around the layers that take the layer's class as an argument."""
+    outer: tuple[str, ...]
+    """The layer's class, the classes around it up to the causal LMs, and their ancestors in the module."""
     model_modules: tuple[tuple[str, tuple[str, ...]], ...]
     """The same for what model and causal LM build around the layers; all of that belongs to attention."""
 
@@ -115,6 +117,7 @@ def classify(spec: Spec, symbols: Symbols) -> LayerClasses:
         class_attributes=tuple((item.attribute, item.via) for item in constructs if item.attribute and item.via),
         layer_parameters=_layer_parameters(question, reached, layer, {symbol.name for symbol in here.values()}),
         layer_modules=question.modules(constructs),
+        outer=_outer(question, reached, layer),
         model_modules=_model_modules(question, reached, layer),
     )
 
@@ -349,6 +352,11 @@ def _parameters_holding(name: str, function: ast.FunctionDef) -> list[str]:
         if default
     ]
     return [argument.arg for argument, default in pairs if isinstance(default, ast.Name) and default.id == name]
+
+
+def _outer(question: _ClassQuestions, reached: list[str], layer: str) -> tuple[str, ...]:
+    around = [layer, *(name for name in reached if layer in question.reachable([name]))]
+    return tuple(dict.fromkeys(ancestor for name in around for ancestor in question.lineage(name)))
 
 
 def _model_modules(

@@ -30,6 +30,7 @@ class RefusalKind(Enum):
     OWNERLESS = "ownerless"
     UNREDUCED = "un-reduced"
     NO_FORM = "no-form"
+    CONSTRUCTION = "construction"
     NOT_EQUAL = "not-equal"
     NOT_CAPTURE_SAFE = "not-capture-safe"
 

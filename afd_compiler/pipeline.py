@@ -44,7 +44,7 @@ def _compile(origin: Origin, classes: LayerClasses, symbols: Symbols, index: Mod
     traces = trace(classes, sandbox, upstream)
     cut = partition(classes, traces, forward, index.names)
     text = emit(classes, cut, index, header_lines(origin, classes, cut, len(traces)))
-    proof = verify(classes, cut, traces, sandbox, text)
+    proof = verify(classes, cut, traces, sandbox, index, text)
     return Compiled(origin, classes, cut, proof, text, _statements(classes, cut.region, index))
 
 

@@ -9,7 +9,7 @@ import ast
 import builtins
 import sys
 from collections.abc import Callable, Mapping
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +39,8 @@ class Stub:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.sandbox.tracer is not None:
+            if model := self.sandbox.understood.get(self.qualified_name):
+                return model(*args, **kwargs)
             if self.sandbox.is_class(self.qualified_name):
                 return self.sandbox.class_of(self)(*args, **kwargs)
             return self.sandbox.tracer.call_function(self, args, kwargs)
@@ -73,25 +75,33 @@ class Leaf:
     sandbox: "Sandbox"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if isinstance(self, torch.nn.Module):
+            torch.nn.Module.__init__(self)
         self.sandbox.built(self, args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.sandbox.called(self, args, kwargs)
 
     def __getattr__(self, attribute: str) -> Any:
+        for table in ("_modules", "_parameters", "_buffers"):
+            if attribute in vars(self).get(table, ()):
+                return vars(self)[table][attribute]
         return self.sandbox.attribute(self, attribute)
 
 
 class Sandbox:
     """One source tree's modules, executed on demand; give it a tracer, and calls become graph nodes."""
 
-    def __init__(self, symbols: Symbols) -> None:
+    def __init__(self, symbols: Symbols, understood: Mapping[str, Callable[..., Any]] = MappingProxyType({})) -> None:
         self.symbols = symbols
+        self.understood = understood
+        """Functions from outside that are executed by a model of theirs instead of recorded."""
         self.tracer: LayerTracer | None = None
         self._modules: dict[str, ModuleType] = {}
         self._stubs: dict[str, Stub] = {}
         self._classes: dict[str, type] = {}
         self._files: set[str] = set()
+        self._leaves: set[type] = set()
         self._builtins = {**vars(builtins), "__import__": self._import}
 
     def execute(self, name: str, file: str, text: str) -> ModuleType:
@@ -121,9 +131,10 @@ class Sandbox:
         for value in vars(module).values():
             if isinstance(value, type) and value.__module__ == module.__name__ and value not in entered:
                 # The class is the sandbox's own copy; its name still answers isinstance.
-                members = {"sandbox": self, "__init__": _leaf_init, "__call__": Leaf.__call__}
-                for name, member in {**members, "__getattr__": Leaf.__getattr__}.items():
+                members = {"__init__": Leaf.__init__, "__call__": Leaf.__call__, "__getattr__": Leaf.__getattr__}
+                for name, member in {**members, "sandbox": self}.items():
                     setattr(value, name, member)
+                self._leaves.add(value)
 
     def name(self, qualified: str) -> Any:
         """What an imported name is: an executed module, a thing in one, or a stub."""
@@ -138,8 +149,16 @@ class Sandbox:
         name = stub.qualified_name
         if name not in self._classes:
             members = {"sandbox": self, "__module__": "stub", "__qualname__": name.rpartition(".")[2]}
-            self._classes[name] = type(name.rpartition(".")[2], (Leaf,), members)
+            module, _, own = name.rpartition(".")
+            is_module = self.symbols.is_module_class(self.symbols.resolve(module, own))
+            bases = (Leaf, torch.nn.Module) if is_module else (Leaf,)
+            self._classes[name] = type(own, bases, members)
+            self._leaves.add(self._classes[name])
         return self._classes[name]
+
+    def is_leaf(self, module: torch.nn.Module) -> bool:
+        """Whether a module is one that is called without being entered, and not made of such."""
+        return type(module) in self._leaves
 
     def is_class(self, qualified: str) -> bool:
         module, _, name = qualified.rpartition(".")
@@ -214,12 +233,6 @@ class Sandbox:
         if top in REAL_IMPORTS:
             return builtins.__import__(name, scope, local, wanted or (), 0)
         return self.name(name if wanted else top)
-
-
-def _leaf_init(self: Any, *args: Any, **kwargs: Any) -> None:
-    if isinstance(self, torch.nn.Module):
-        torch.nn.Module.__init__(self)
-    self.sandbox.built(self, args, kwargs)
 
 
 _CONCRETE: Mapping[str, Callable[..., Any]] = {

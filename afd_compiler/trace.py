@@ -72,7 +72,7 @@ def trace_one(
     `received` says that forward's inputs are activations, as the FFN role's are.
     """
     tracer = LayerTracer(sandbox, entered, answers, forks=forks, received=received)
-    with _tracing(sandbox, tracer, classes.layer):
+    with tracing(sandbox, tracer, classes.layer):
         root = tracer.construct(layer, constructor_arguments(tracer, sandbox, classes))
         constructed = dict(tracer.asked)
         inputs = forward_parameters(type(root))
@@ -116,7 +116,7 @@ def _construct_only(
 ) -> tuple[dict[str, bool], _Construction]:
     """Build the layer, and describe the outcome."""
     tracer = LayerTracer(sandbox, frozenset(), answers, forks=True)
-    with _tracing(sandbox, tracer, classes.layer):
+    with tracing(sandbox, tracer, classes.layer):
         root = tracer.construct(layer, constructor_arguments(tracer, sandbox, classes))
         plain = {name: value for name, value in vars(root).items() if name not in tracer.children and name[0] != "_"}
         # A flag that this path has decided is that decision, however it came about.
@@ -143,7 +143,7 @@ def _explore(
             raise _too_many(classes)
         try:
             asked, outcome = run(answers)
-        except _UpstreamRaised as raised:
+        except UpstreamRaised as raised:
             asked, outcome = raised.asked, None
         fresh = [question for question in asked if question not in answers]
         # Deepest question last, so that it is flipped first and the order of variants follows the source.
@@ -154,13 +154,14 @@ def _explore(
             yield {**answers, **asked}, outcome
 
 
-class _UpstreamRaised(Exception):
-    def __init__(self, asked: dict[str, bool]) -> None:
+class UpstreamRaised(Exception):
+    def __init__(self, asked: dict[str, bool], text: str) -> None:
+        super().__init__(text)
         self.asked = asked
 
 
 @contextmanager
-def _tracing(sandbox: Sandbox, tracer: LayerTracer, name: str) -> Iterator[None]:
+def tracing(sandbox: Sandbox, tracer: LayerTracer, name: str) -> Iterator[None]:
     sandbox.tracer = tracer
     try:
         yield
@@ -168,7 +169,7 @@ def _tracing(sandbox: Sandbox, tracer: LayerTracer, name: str) -> Iterator[None]
         raise
     except Exception as error:
         if sandbox.raised_by_source(error) and isinstance(error, AssertionError | ValueError | NotImplementedError):
-            raise _UpstreamRaised(dict(tracer.asked)) from error
+            raise UpstreamRaised(dict(tracer.asked), f"{type(error).__name__}: {error}") from error
         raise Refused(
             RefusalKind.UNTRACEABLE,
             at=sandbox.where(error) or Location("<inputs>", 0),

@@ -238,7 +238,9 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         return self.create_proxy("call_module", self._path_of(leaf), args, dict(kwargs))
 
     def leaf_attribute(self, leaf: Any, attribute: str) -> Any:
-        return self.create_proxy("get_attr", f"{self._path_of(leaf)}.{attribute}", (), {})
+        # While a model is built, its submodules may be asked before they have a place in it.
+        owner = type(leaf).__name__ if self._dtype is None else self._path_of(leaf)
+        return self.create_proxy("get_attr", f"{owner}.{attribute}", (), {})
 
     def attribute_of(self, value: Symbolic, name: str) -> Any:
         if name == "dtype" and self._dtype is not None and (self.received or _made_by_module(value.node)):

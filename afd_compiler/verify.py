@@ -9,7 +9,8 @@ For every variant of upstream's layer:
 3. capture safety: no node of the two halves reads a tensor on the host, and the emitted code does nothing that a
    replayed graph would not (`capture`).
 
-Then the causal LM classes must derive from upstream's. Any difference is a `Refused` that names both places.
+Then the causal LM classes must derive from upstream's, and be buildable wherever those are (`construction`). Any
+difference is a `Refused` that names both places.
 """
 
 from dataclasses import dataclass
@@ -23,11 +24,13 @@ from afd_compiler import names
 from afd_compiler.canonical import Canonical, Effect, canonical_form, composed_form
 from afd_compiler.capture import HOST_READS, hazards_of
 from afd_compiler.classes import LayerClasses
+from afd_compiler.construction import check_construction
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
 from afd_compiler.effects import forward_nodes
 from afd_compiler.partition import Partition
 from afd_compiler.sandbox import Sandbox
 from afd_compiler.source import sha256_of
+from afd_compiler.symbols import ModuleIndex
 from afd_compiler.trace import Trace, trace_one
 
 RUNTIME_MODULE = "afd_runtime.split"
@@ -53,7 +56,14 @@ class Proof:
     """Hash of what upstream's layer does in all its variants; equal hashes mean equal layers, across releases too."""
 
 
-def verify(classes: LayerClasses, cut: Partition, traces: tuple[Trace, ...], sandbox: Sandbox, text: str) -> Proof:
+def verify(
+    classes: LayerClasses,
+    cut: Partition,
+    traces: tuple[Trace, ...],
+    sandbox: Sandbox,
+    index: ModuleIndex,
+    text: str,
+) -> Proof:
     """Prove the emitted text against all traces, or raise `Refused` with a counterexample."""
     emitted = _execute(sandbox, text)
     _check_causal_lms(classes, sandbox, emitted)
@@ -64,6 +74,7 @@ def verify(classes: LayerClasses, cut: Partition, traces: tuple[Trace, ...], san
         _check_translation(classes, upstream, attention, ffn)
         _check_cover(classes, cut, upstream, attention, ffn)
         _check_capture(classes, (attention, ffn))
+    built = check_construction(classes, sandbox.symbols, index, traces, lambda other: _execute(other, text))
     count = len(traces)
     return Proof(
         variants=tuple(trace.name for trace in traces),
@@ -71,6 +82,9 @@ def verify(classes: LayerClasses, cut: Partition, traces: tuple[Trace, ...], san
             Check("translation", count, "upstream's graph equals the two halves joined at the connector nodes"),
             Check("weight-cover", count, "every submodule is built by exactly one role, as upstream builds it"),
             Check("capture-safety", count, "no host read of a tensor, one exchange per layer"),
+            Check(
+                "construction", count, f"both roles' whole models are built as upstream's; tried in {built} settings"
+            ),
         ),
         behaviour=sha256_of(repr([_behaviour(trace) for trace in traces])),
     )

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-REQUIRED_CHECKS = ("translation", "weight-cover", "capture-safety")
+REQUIRED_CHECKS = ("translation", "weight-cover", "capture-safety", "construction")
 """What must have been proved, for every variant, before a wrapper may serve."""
 Direction = Literal["attention->ffn", "ffn->attention"]
 

@@ -89,8 +89,8 @@ def test_a_layer_class_that_is_a_parameter_of_the_causal_lm(compile_tiny: Compil
         (f"{head}):", f"{head}, kind=TinyDecoderLayer):"),
         ("TinyModel(vllm_config=vllm_config)", "TinyModel(vllm_config=vllm_config, kind=kind)"),
         ('class TinyModel(nn.Module):\n    def __init__(self, *, vllm_config, prefix=""):',
-         'class TinyModel(nn.Module):\n    def __init__(self, *, vllm_config, prefix="", kind=None):'),
-        ("TinyDecoderLayer(vllm_config, prefix=prefix)", "(kind or TinyDecoderLayer(vllm_config, prefix=prefix))"),
+         'class TinyModel(nn.Module):\n    def __init__(self, *, vllm_config, prefix="", kind=TinyDecoderLayer):'),
+        ("TinyDecoderLayer(vllm_config, prefix=prefix)", "kind(vllm_config, prefix=prefix)"),
     )  # fmt: skip
     assert isinstance(outcome, Compiled), outcome
     assert "super().__init__(vllm_config=vllm_config, prefix=prefix, kind=AttentionDecoderLayer)" in outcome.text

@@ -13,6 +13,11 @@ FILE = "vllm/model_executor/models/tiny.py"
 CALL = "            hidden_states = self.ffn(hidden_states)\n"
 BEFORE = "        if self.flag:\n"
 INIT = "        self.norm1 = "
+WHOLE = "        self.model = TinyModel(vllm_config=vllm_config)\n"
+COUNT = (
+    f"{WHOLE}        if not any(isinstance(layer.ffn, (TinyMoE, TinyMLP)) for layer in self.model.layers):\n"
+    "            raise RuntimeError('no FFN in this model')\n"
+)
 LAST = "            hidden_states *= 1.0 / self.scale\n        return hidden_states, residual\n"
 MODEL_NORM = "        self.norm = RMSNorm(vllm_config)\n"
 REDUCE = "        if self.reduce:\n            hidden_states = all_reduce(hidden_states)\n        return"
@@ -101,6 +106,30 @@ REFUSALS: dict[str, tuple[Edits, RefusalKind, str]] = {
         f"{FILE}:77: TinyDecoderLayer.forward: `call_function vllm.distributed.all_reduce` ({FILE}:77) is done that "
         f"upstream does not do, in the variant {MOE}, residual is None, self.flag, self.reduce [not-equal]\n"
         "  do: the cut would change the model here; keep it unsplit, and report the layer to afd-compiler",
+    ),
+    "a model that asks attention for its experts": (
+        ((WHOLE, COUNT),),
+        RefusalKind.CONSTRUCTION,
+        f"{FILE}:41: TinyForCausalLM.__init__: on the attention role: RuntimeError: no FFN in this model ({FILE}:93) "
+        "[construction]\n  do: serve this family unsplit: its constructors need what the other role owns",
+    ),
+    "a module around the layers that is built in a hidden way": (
+        (
+            ("class TinyModel(", "MODULES = [Embedding]\n\n\nclass TinyModel("),
+            (MODEL_NORM, f"{MODEL_NORM}        self.extra = MODULES[0](vllm_config)\n"),
+        ),
+        RefusalKind.CONSTRUCTION,
+        f"{FILE}:41: TinyForCausalLM.__init__: the ffn role builds model.extra, which attention owns [construction]\n"
+        "  do: serve this family unsplit: its constructors need what the other role owns",
+    ),
+    "a layer that is built in a hidden way": (
+        (
+            ("class TinyModel(", "LAYERS = [TinyDecoderLayer]\n\n\nclass TinyModel("),
+            (MODEL_NORM, f"{MODEL_NORM}        self.last = LAYERS[0](vllm_config, prefix='last')\n"),
+        ),
+        RefusalKind.CONSTRUCTION,
+        f"{FILE}:41: TinyForCausalLM.__init__: the attention role does not build AttentionDecoderLayer for every layer "
+        "[construction]\n  do: serve this family unsplit: its constructors need what the other role owns",
     ),
     "source that does not run": (
         (("class TinyMLP(nn.Module):", "undefined_name\nclass TinyMLP(nn.Module):"),),

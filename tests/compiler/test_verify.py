@@ -32,7 +32,7 @@ def verify_edited(tree: SourceTree, text: str, *edits: tuple[str, str]) -> verif
     for old, new in edits:
         assert old in text
         text = text.replace(old, new)
-    return verify_pass.verify(classes, cut, traces, sandbox, text)
+    return verify_pass.verify(classes, cut, traces, sandbox, index, text)
 
 
 @pytest.fixture
@@ -44,12 +44,20 @@ def emitted(compile_tiny: CompileTiny) -> str:
 
 def test_untouched_text_is_proved(tiny_tree: Callable[..., SourceTree], emitted: str) -> None:
     proof = verify_edited(tiny_tree(), emitted)
-    assert [check.name for check in proof.checks] == ["translation", "weight-cover", "capture-safety"]
+    assert [check.name for check in proof.checks] == ["translation", "weight-cover", "capture-safety", "construction"]
     assert len(proof.variants) == 12
 
 
 RESCALE = "            hidden_states *= 1.0 / self.scale\n"
 TAMPERED = {
+    "an embedding built by the FFN": (
+        ("Embedding=Unowned, ", ""),
+        "the ffn role builds model.embed_tokens, which attention owns",
+    ),
+    "layers left whole": (
+        ("TinyDecoderLayer=FFNDecoderLayer", "TinyMLP=FFNDecoderLayer"),
+        "does not build FFNDecoderLayer",
+    ),
     "a dropped keyword": (
         ("self.ffn(hidden_states, scaled=True)", "self.ffn(hidden_states)"),
         "became `call_module ffn`",

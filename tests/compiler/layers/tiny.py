@@ -79,7 +79,9 @@ class TinyModel(nn.Module):
     def __init__(self, *, vllm_config, prefix=""):
         super().__init__()
         self.embed_tokens = Embedding(vllm_config) if current_platform else PPMissingLayer()
-        self.layers = make_layers(2, lambda prefix: TinyDecoderLayer(vllm_config, prefix=prefix))
+        self.start, self.end, self.layers = make_layers(
+            2, lambda prefix: TinyDecoderLayer(vllm_config, prefix=prefix), ""
+        )
         self.norm = RMSNorm(vllm_config)
 
 
