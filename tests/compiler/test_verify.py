@@ -56,7 +56,7 @@ TAMPERED = {
     ),
     "layers left whole": (
         ("TinyDecoderLayer=FFNDecoderLayer", "TinyMLP=FFNDecoderLayer"),
-        "does not build FFNDecoderLayer",
+        "built no split layer",
     ),
     "a dropped keyword": (
         ("self.ffn(hidden_states, scaled=True)", "self.ffn(hidden_states)"),
