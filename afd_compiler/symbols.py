@@ -39,7 +39,6 @@ PLATFORM_QUESTIONS = {
     "is_out_of_tree": ("npu",),
 }
 """Methods of vLLM's `current_platform`, and the platforms on which they answer yes."""
-PLATFORMS = ("cpu", "cuda", "npu", "rocm")
 
 
 def platform_answer(question: str, platform: str) -> bool:
