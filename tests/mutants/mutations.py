@@ -8,6 +8,7 @@ import ast
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,11 @@ def mutants_of(text: str, layer: str) -> Iterator[Mutant]:
 
 def _forward_edits(forward: ast.FunctionDef) -> Iterator[_Edit]:
     names = [argument.arg for argument in forward.args.args[1:]]
+    last = forward.args.args[-1]
+    end = forward.args.defaults[-1] if forward.args.defaults else last.annotation
+    if end is not None:
+        yield _Edit("add a parameter", end, f"{ast.unparse(end)}, new_flag=None")
+    yield from _moves(forward.body)
     same: set[str] = set()
     for statement in _statements(forward.body):
         yield from _statement_edits(statement, names)
@@ -49,6 +55,25 @@ def _forward_edits(forward: ast.FunctionDef) -> Iterator[_Edit]:
             if isinstance(node, ast.expr):
                 yield from _expression_edits(node, names)
         same = _alias(statement)
+
+
+def _moves(body: list[ast.stmt]) -> Iterator[_Edit]:
+    """Each statement behind the next one, where they share a name: the norm behind the FFN, for instance."""
+    for one, other in pairwise(body):
+        if isinstance(other, ast.Return) or not _stored(one) & (_stored(other) | _loaded(other)):
+            continue
+        both = copy.copy(one)
+        both.end_lineno, both.end_col_offset = other.end_lineno, other.end_col_offset
+        swapped = f"{ast.unparse(other)}\n{ast.unparse(one)}".replace("\n", "\n" + " " * one.col_offset)
+        yield _Edit("move a statement", both, swapped)
+
+
+def _stored(node: ast.stmt) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)}
+
+
+def _loaded(node: ast.stmt) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Load)}
 
 
 def _alias(statement: ast.stmt) -> set[str]:
