@@ -100,7 +100,9 @@ def _cut(trace: Trace, classes: LayerClasses) -> _Cut:
     ffn = _least_ffn_side(nodes, pinned)
     _take_what_follows(nodes, pinned, ffn)
     sent = [node for node in nodes if node not in ffn and any(user in ffn for user in node.users)]
-    returned = [node for node in nodes if node in ffn and any(user not in ffn for user in _live_users(node, nodes))]
+    returned = [
+        node for node in nodes if node in ffn and any(user not in ffn for user in _live_users(node, set(nodes)))
+    ]
     attention = frozenset(node for node in nodes if is_effect(node) and node not in ffn)
     return _Cut(frozenset(ffn), attention, tuple(sent), tuple(returned))
 
@@ -144,7 +146,7 @@ def _least_ffn_side(nodes: list[fx.Node], pinned: dict[fx.Node, str]) -> set[fx.
     for node, side in pinned.items():
         flow.add_edge(*((node, "ffn") if side == "ffn" else ("attn", node)))
     for node in nodes:
-        users = [user for user in node.users if user in inside]
+        users = _live_users(node, inside)
         together = any(user.target is GETITEM for user in users) and node.op == "call_module"
         flow.add_edge(node, (node, "out"), **({} if together else {"capacity": 1}))
         flow.add_edge((node, "in"), node, **({} if together else {"capacity": 1}))
@@ -160,13 +162,12 @@ def _take_what_follows(nodes: list[fx.Node], pinned: dict[fx.Node, str], ffn: se
     inside = set(nodes)
     for node in nodes:
         arguments = [argument for argument in node.all_input_nodes if argument in inside]
-        alone = all(argument in ffn and len(_live_users(argument, nodes)) == 1 for argument in arguments)
+        alone = all(argument in ffn and len(_live_users(argument, inside)) == 1 for argument in arguments)
         if node not in pinned and arguments and alone:
             ffn.add(node)
 
 
-def _live_users(node: fx.Node, nodes: list[fx.Node]) -> list[fx.Node]:
-    inside = set(nodes)
+def _live_users(node: fx.Node, inside: set[fx.Node]) -> list[fx.Node]:
     return [user for user in node.users if user in inside]
 
 

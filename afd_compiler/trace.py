@@ -73,7 +73,7 @@ def trace_one(
     """
     tracer = LayerTracer(sandbox, entered, answers, forks=forks, received=received)
     with tracing(sandbox, tracer, classes.layer):
-        root = tracer.construct(layer, constructor_arguments(tracer, sandbox, classes))
+        root = tracer.construct(layer, constructor_arguments(tracer, classes))
         constructed = dict(tracer.asked)
         inputs = forward_parameters(type(root))
         output = tracer.graph.output(tracer.create_arg(tracer.forward(root, inputs)))
@@ -91,7 +91,7 @@ def trace_one(
     return tracer.asked, variant
 
 
-def constructor_arguments(tracer: LayerTracer, sandbox: Sandbox, classes: LayerClasses) -> dict[str, Any]:
+def constructor_arguments(tracer: LayerTracer, classes: LayerClasses) -> dict[str, Any]:
     """Symbolic values for the keywords that upstream's model passes."""
     return {name: tracer.input(name) for name in classes.layer_arguments}
 
@@ -117,7 +117,7 @@ def _construct_only(
     """Build the layer, and describe the outcome."""
     tracer = LayerTracer(sandbox, frozenset(), answers, forks=True)
     with tracing(sandbox, tracer, classes.layer):
-        root = tracer.construct(layer, constructor_arguments(tracer, sandbox, classes))
+        root = tracer.construct(layer, constructor_arguments(tracer, classes))
         plain = {name: value for name, value in vars(root).items() if name not in tracer.children and name[0] != "_"}
         # A flag that this path has decided is that decision, however it came about.
         attributes = {name: _first(tracer.settled(value), tracer.value_text(value)) for name, value in plain.items()}

@@ -17,7 +17,7 @@ from tempfile import mkdtemp
 from afd_compiler.outcome import Compiled, Outcome
 from afd_compiler.pipeline import compile_family
 from afd_compiler.source import SourceTree, find_source
-from afd_compiler.spec import Spec, known_specs, load_spec
+from afd_compiler.spec import known_specs, load_spec
 from tests.mutants.mutations import Mutant, mutants_of
 
 RELEASES = ("0.19.1", "0.26.0", "0.32.0")
@@ -63,7 +63,7 @@ def judge(job: Job) -> Verdict:
         outcome = compile_family(spec, overlay, "cpu")
     except Exception as error:
         return Verdict(job, killed=False, how=f"crashed: {type(error).__name__}: {error}")
-    return Verdict(job, *_judged(outcome, original, spec))
+    return Verdict(job, *_judged(outcome, original))
 
 
 def judge_all(jobs: Iterable[Job]) -> Iterator[Verdict]:
@@ -72,7 +72,7 @@ def judge_all(jobs: Iterable[Job]) -> Iterator[Verdict]:
         yield from pool.map(judge, jobs, chunksize=4)
 
 
-def _judged(outcome: Outcome, original: Compiled, spec: Spec) -> tuple[bool, str]:
+def _judged(outcome: Outcome, original: Compiled) -> tuple[bool, str]:
     if isinstance(outcome, Compiled):
         differs = outcome.proof.behaviour != original.proof.behaviour
         return differs, "proved as edited" if differs else "the wrapper behaves as if the edit were not there"
