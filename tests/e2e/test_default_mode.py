@@ -10,7 +10,7 @@ import pytest
 
 from demo.checkpoint import prompt_of
 from demo.client import Choice, Request, complete
-from tests.e2e.conftest import COMPILED, Deployment
+from tests.e2e.deployment import COMPILED, Deployment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(700)]
 

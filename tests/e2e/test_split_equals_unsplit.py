@@ -14,7 +14,7 @@ import pytest
 
 from demo.checkpoint import prompt_of
 from demo.client import Answer, Request, RequestFailed, complete, complete_together, difference, stream
-from tests.e2e.conftest import Deployment
+from tests.e2e.deployment import Deployment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(700)]
 
