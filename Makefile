@@ -5,7 +5,7 @@ RELEASES := 0.19.1 0.26.0 0.32.0
 BIN := .venv/bin
 READY := .venv/.afd-ready
 
-.PHONY: venv demo test mutants lint check clean
+.PHONY: venv demo test test-models mutants lint check clean
 
 venv: $(READY)
 
@@ -18,8 +18,12 @@ demo: venv
 
 # The end-to-end tests share a few servers, so they run in one process; the others run side by side.
 test: venv
-	$(BIN)/python -m pytest --ignore=tests/e2e -n 2
+	$(BIN)/python -m pytest --ignore=tests/e2e --ignore=tests/models -n 2
 	$(BIN)/python -m pytest tests/e2e -v
+
+# Every model family that runs on the CPU, split and unsplit, one after another.
+test-models: venv
+	$(BIN)/python -m pytest tests/models -v
 
 # All small semantic edits of upstream's layers; the test suite takes a sample.
 mutants: venv
