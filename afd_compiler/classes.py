@@ -1,131 +1,142 @@
 """Third pass: which upstream class is what.
 
-From the architectures of a spec, through vLLM's model registry, to the decoder layer: the class that builds both
-an attention and a mixture of experts. What a class *is* follows from what it constructs, never from a name given
-to it: it is attention if it reaches one of vLLM's attention primitives, MoE if it reaches a fused-MoE primitive.
-Only questions are asked here, so `ast` answers them (libcst takes 20 times as long); rewriting is `emit`'s.
+From the architectures of a spec, through vLLM's model registry, to the decoder layers: the classes that build both an
+attention and a mixture of experts, or a mixture of experts alone beside layers that hold the attention. What a class
+*is* follows from what it constructs (`constructs`). Only questions are asked here, so `ast` answers them (libcst takes
+20 times as long); rewriting is `emit`'s.
 """
 
 import ast
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
+from afd_compiler.constructs import Constructs, GlobalName, defaults_of, is_model_class, self_attribute
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
 from afd_compiler.spec import Spec
-from afd_compiler.symbols import ModuleIndex, Symbol, SymbolKind, Symbols
+from afd_compiler.symbols import Symbol, Symbols
 
 REGISTRY = "vllm.model_executor.models.registry"
 REGISTRY_PACKAGE = "vllm.model_executor.models"
-ATTENTION_PACKAGES = (
-    "vllm.model_executor.layers.attention",
-    "vllm.model_executor.layers.mla",
-    "vllm.model_executor.layers.mamba",
-    "vllm.model_executor.layers.kda",
-    "vllm.attention",
-)
-"""Where vLLM keeps its attention primitives and mixers."""
-FUSED_MOE_PACKAGE = "vllm.model_executor.layers.fused_moe"
-FUSED_MOE = ("FusedMoEFactory", "FusedMoE", "SharedFusedMoE")
-"""Exports of that package that build experts: from 0.29.0 on, before it, and beside it in 0.19.1."""
-
-
-@dataclass(frozen=True, slots=True)
-class Construct:
-    """One place in a method where a class may be built: `self.attribute = name(…)`, or without an attribute."""
-
-    attribute: str | None
-    names: tuple[str, ...]
-    """Global names that the called expression can stand for, aliases followed."""
-    line: int
-    via: str | None = None
-    """The class attribute that holds the class, where it is called by `self.<class attribute>(…)`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerParameter:
-    """A constructor parameter whose default is the layer's class, evaluated long before any name is bound."""
+    """A constructor parameter whose default is a layer's class, evaluated long before any name is bound."""
 
-    class_name: str
+    owner: Symbol
+    names: tuple[GlobalName, ...]
+    """By which the code around the layers builds the owner."""
     parameter: str
+    layer: Symbol
     of_causal_lm: bool
 
 
 @dataclass(frozen=True, slots=True)
-class LayerClasses:
-    """A decoder layer and what surrounds it, all in one upstream module."""
+class LayerClass:
+    """A decoder layer that holds a mixture of experts."""
 
-    module: str
-    file: str
-    architectures: tuple[tuple[str, str], ...]
-    """(architecture, class in the module), in the spec's order."""
-    elsewhere: tuple[tuple[str, str], ...]
-    """(architecture, where it is) for those that this release and platform take from another file, or do not have."""
-    layer: str
+    symbol: Symbol
     location: Location
     attention_children: tuple[str, ...]
-    ffn_children: tuple[str, ...]
-    layer_arguments: tuple[str, ...]
-    """Keywords that the model's own call of the layer passes; the other parameters keep their defaults."""
-    layer_modules: tuple[tuple[str, tuple[str, ...]], ...]
+    moe_children: tuple[str, ...]
+    dense_children: tuple[str, ...]
+    """Attributes that can be a dense FFN and never a mixture of experts."""
+    arguments: tuple[str, ...]
+    """Keywords that the model's own calls of the layer pass; the other parameters keep their defaults."""
+    modules: tuple[tuple[str, tuple[GlobalName, ...]], ...]
     """(attribute, global names of the module classes that it can be) for each submodule of the layer."""
     class_attributes: tuple[tuple[str, str], ...]
     """(submodule, class attribute that holds its class) where the layer builds it by `self.<class attribute>(…)`."""
-    layer_parameters: tuple[LayerParameter, ...]
-    """Constructors around the layers that take the layer's class as an argument."""
-    outer: tuple[str, ...]
-    """The layer's class, the classes around it up to the causal LMs, and their ancestors in the module."""
-    model_modules: tuple[tuple[str, tuple[str, ...]], ...]
-    """The same for what model and causal LM build around the layers; all of that belongs to attention."""
+    expert_names: tuple[GlobalName, ...]
+    """By which the opened modules know the classes of `moe_children`."""
+    inner_names: tuple[tuple[str, frozenset[GlobalName]], ...]
+    """(submodule, global names that the code of its classes uses): what must keep its meaning while it is built."""
+
+    @property
+    def name(self) -> str:
+        return self.symbol.name
 
     @property
     def split_children(self) -> tuple[str, ...]:
         """The attributes that set the layer's variants apart: attention and FFN."""
-        return (*self.attention_children, *self.ffn_children)
+        return (*self.attention_children, *self.moe_children, *self.dense_children)
 
 
-def classify(spec: Spec, symbols: Symbols) -> LayerClasses:
-    """Find the decoder layer behind the spec's architectures; raise `Refused` where there is not exactly one."""
-    registered = _registry(symbols)
+@dataclass(frozen=True, slots=True)
+class FamilyClasses:
+    """The decoder layers of a family and what surrounds them."""
+
+    module: str
+    """Of the first layer."""
+    architectures: tuple[tuple[str, Symbol], ...]
+    """(architecture, class), in the spec's order."""
+    elsewhere: tuple[tuple[str, str], ...]
+    """(architecture, where it is) for those that this release and platform take from another file, or do not have."""
+    layers: tuple[LayerClass, ...]
+    layer_names: tuple[tuple[GlobalName, Symbol], ...]
+    """(global name, layer) for each name by which code around the layers builds one, those in tables included."""
+    layer_tables: tuple[tuple[GlobalName, tuple[tuple[str, Symbol], ...]], ...]
+    """(global dictionary, its (key, layer) entries) where code around the layers looks them up by a key."""
+    layer_parameters: tuple[LayerParameter, ...]
+    layer_attributes: tuple[tuple[Symbol, str, Symbol], ...]
+    """(class, its attribute, layer) where a class around the layers holds a layer's class."""
+    outer: tuple[Symbol, ...]
+    """The classes around the layers up to the causal LMs, and their ancestors in the model files."""
+    opened: tuple[str, ...]
+    """Modules whose code is executed: those of the layers, of what is around them, and of their ancestors."""
+    model_modules: tuple[tuple[str, tuple[GlobalName, ...]], ...]
+    """What model and causal LM build around the layers; all of that belongs to attention."""
+
+    @property
+    def location(self) -> Location:
+        return self.layers[0].location
+
+
+def classify(spec: Spec, symbols: Symbols) -> FamilyClasses:
+    """Find the decoder layers behind the spec's architectures; raise `Refused` where there are none."""
+    registered = registry(symbols)
     found = {name: symbols.resolve(*registered[name]) if name in registered else None for name in spec.architectures}
-    here = {name: symbol for name, symbol in found.items() if symbol and symbol.module == spec.module}
-    index = symbols.index(spec.module)
-    file = spec.module.replace(".", "/") + ".py"
-    if index is None or not here:
+    here = {name: symbol for name, symbol in found.items() if symbol and _is_in(symbol, spec.module)}
+    if not here:
         places = ", ".join(f"{name} in {symbol or 'no file'}" for name, symbol in found.items())
         raise Refused(
             RefusalKind.ARCHITECTURE_MISSING,
-            at=Location(file, 1),
+            at=Location(file_of(spec.module), 1),
             name=spec.module,
             saw=f"vLLM {symbols.tree.release} for {symbols.platform} has {places}",
             do="correct `module` or `architectures` in the spec, or choose another platform",
         )
-    question = _ClassQuestions(index, symbols)
-    reached = question.reachable([symbol.name for symbol in here.values()])
-    layer = _the_layer(question, reached, Location(file, 1))
-    constructs = question.constructs(layer)
-    return LayerClasses(
-        module=spec.module,
-        file=file,
-        architectures=tuple((name, symbol.name) for name, symbol in here.items()),
+    built = Constructs(symbols)
+    roots = list(dict.fromkeys(here.values()))
+    reached = built.reachable(roots)
+    layers = _layers(built, reached, spec.module)
+    outer = [cls for cls in reached if cls not in layers and set(layers) & set(built.reachable([cls]))]
+    around = list(dict.fromkeys(ancestor for cls in outer for ancestor in built.lineage(cls)))
+    lineages = [*around, *(ancestor for layer in layers for ancestor in built.lineage(layer))]
+    opened = tuple(dict.fromkeys(cls.module for cls in lineages if symbols.is_module_class(cls)))
+    return FamilyClasses(
+        module=layers[0].module,
+        architectures=tuple(here.items()),
         elsewhere=tuple((name, str(symbol or "missing")) for name, symbol in found.items() if name not in here),
-        layer=layer,
-        location=Location(file, index.classes[layer].lineno),
-        attention_children=question.children(constructs, question.is_attention),
-        ffn_children=question.children(constructs, question.is_moe),
-        layer_arguments=_layer_arguments(question, reached, layer),
-        class_attributes=tuple((item.attribute, item.via) for item in constructs if item.attribute and item.via),
-        layer_parameters=_layer_parameters(question, reached, layer, {symbol.name for symbol in here.values()}),
-        layer_modules=question.modules(constructs),
-        outer=_outer(question, reached, layer),
-        model_modules=_model_modules(question, reached, layer),
+        layers=tuple(_layer(built, layer, around, opened) for layer in layers),
+        layer_names=tuple(_layer_names(built, layers, around)),
+        layer_tables=tuple(_layer_tables(built, layers, around)),
+        layer_parameters=tuple(_layer_parameters(built, layers, around, roots)),
+        layer_attributes=tuple(_layer_attributes(built, layers, around)),
+        outer=tuple(around),
+        opened=opened,
+        model_modules=_model_modules(built, outer, {*outer, *layers}),
     )
 
 
-def _registry(symbols: Symbols) -> dict[str, tuple[str, str]]:
+def file_of(module: str) -> str:
+    """Path of a module's file as locations show it."""
+    return module.replace(".", "/") + ".py"
+
+
+def registry(symbols: Symbols) -> dict[str, tuple[str, str]]:
     """Architecture -> (module, class), as vLLM's model registry has it."""
-    registry = symbols.index(REGISTRY)
-    tables = [node for node in ast.walk(registry.tree) if isinstance(node, ast.Dict)] if registry else []
+    index = symbols.index(REGISTRY)
+    tables = [node for node in ast.walk(index.tree) if isinstance(node, ast.Dict)] if index else []
     found: dict[str, tuple[str, str]] = {}
     for key, value in (pair for table in tables for pair in zip(table.keys, table.values, strict=True)):
         match key, value:
@@ -136,238 +147,155 @@ def _registry(symbols: Symbols) -> dict[str, tuple[str, str]]:
     return found
 
 
-class _ClassQuestions:
-    """Answers about the classes of one module."""
-
-    def __init__(self, index: ModuleIndex, symbols: Symbols) -> None:
-        self.index, self.symbols = index, symbols
-        self._constructs: dict[str, list[Construct]] = {}
-
-    def lineage(self, name: str) -> list[str]:
-        """The class and its ancestors within the module, nearest first."""
-        bases = (symbol for symbol in self.symbols.bases(Symbol(self.index.module, name, SymbolKind.CLASS)))
-        local = [symbol.name for symbol in bases if symbol.module == self.index.module]
-        return [name, *(ancestor for base in local for ancestor in self.lineage(base))]
-
-    def reachable(self, roots: list[str]) -> list[str]:
-        """Classes of the module that the roots mention, directly or through others, in order of discovery."""
-        found = dict.fromkeys(roots)
-        pending = list(roots)
-        while pending:
-            for node in ast.walk(self.index.classes[pending.pop(0)]):
-                if isinstance(node, ast.Name) and node.id in self.index.classes and node.id not in found:
-                    found[node.id] = None
-                    pending.append(node.id)
-        return list(found)
-
-    def method(self, class_name: str, method: str) -> ast.FunctionDef | None:
-        """The nearest definition of a method in the class's lineage."""
-        found = (self.index.method(name, method) for name in self.lineage(class_name))
-        return next((node for node in found if node), None)
-
-    def constructs(self, class_name: str) -> list[Construct]:
-        """What the class's `__init__` builds."""
-        if class_name not in self._constructs:
-            init = self.method(class_name, "__init__")
-            self._constructs[class_name] = (
-                [*map(partial(self._named, class_name), _constructs_in(init))] if init else []
-            )
-        return self._constructs[class_name]
-
-    def _named(self, class_name: str, item: Construct) -> Construct:
-        """Say what `self.X(…)` stands for: a class that a class attribute holds, or what a method returns."""
-        if item.via is None:
-            return item
-        if method := self.method(class_name, item.via):
-            returned = (node.value for node in ast.walk(method) if isinstance(node, ast.Return))
-            names = [_callee_names(value, _aliases(method)) for value in returned if isinstance(value, ast.Call)]
-            return replace(item, names=tuple(name for group in names for name in group), via=None)
-        held = (self._class_attribute(name, item.via) for name in self.lineage(class_name))
-        name = next((name for name in held if name), None)
-        return replace(item, names=(name,)) if name else replace(item, via=None)
-
-    def _class_attribute(self, class_name: str, attribute: str) -> str | None:
-        for node in self.index.classes[class_name].body:
-            match node:
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id=held)) if name == attribute:
-                    return held
-                case ast.AnnAssign(target=ast.Name(id=name), value=ast.Name(id=held)) if name == attribute:
-                    return held
-        return None
-
-    def children(self, constructs: list[Construct], holds: Callable[[str], bool]) -> tuple[str, ...]:
-        """Attributes for which one of the classes they can be answers yes."""
-        hits = (item.attribute for item in constructs if item.attribute and any(holds(name) for name in item.names))
-        return tuple(dict.fromkeys(hits))
-
-    def modules(self, constructs: list[Construct]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Attributes that can be modules, with the names of the classes that they can be."""
-        found: dict[str, dict[str, None]] = {}
-        for item in constructs:
-            names = [name for name in item.names if self.is_module(name)]
-            if item.attribute and names:
-                found.setdefault(item.attribute, {}).update(dict.fromkeys(names))
-        return tuple((attribute, tuple(names)) for attribute, names in found.items())
-
-    def is_attention(self, name: str) -> bool:
-        return self._reaches(name, lambda symbol: symbol.module.startswith(ATTENTION_PACKAGES), frozenset())
-
-    def is_moe(self, name: str) -> bool:
-        def builds_experts(symbol: Symbol) -> bool:
-            return symbol.module.startswith(FUSED_MOE_PACKAGE) and symbol.name in FUSED_MOE
-
-        return self._reaches(name, builds_experts, frozenset())
-
-    def _reaches(self, name: str, primitive: Callable[[Symbol], bool], seen: frozenset[str]) -> bool:
-        if name in seen:
-            return False
-        if name not in self.index.classes:
-            return primitive(self.symbols.resolve(self.index.module, name))
-        inner = (callee for item in self.constructs(name) for callee in item.names)
-        return any(self._reaches(callee, primitive, seen | {name}) for callee in inner)
-
-    def is_module(self, name: str) -> bool:
-        return self.symbols.is_module_class(self.symbols.resolve(self.index.module, name))
+def _is_in(symbol: Symbol, module: str) -> bool:
+    """Whether a class is defined in a module, or below it where that is a package with a file per platform."""
+    return is_model_class(symbol) and (symbol.module == module or symbol.module.startswith(f"{module}."))
 
 
-def _constructs_in(function: ast.FunctionDef) -> Iterator[Construct]:
-    aliases = _aliases(function)
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call | ast.IfExp):
-            targets = [name for target in node.targets if (name := _self_attribute(target))]
-            for call in _alternatives(node.value):
-                if isinstance(call, ast.Call):
-                    names, via = _callee_names(call, aliases), _self_attribute(call.func)
-                    yield from (Construct(target, names, call.lineno, via) for target in targets)
-        elif isinstance(node, ast.Call):
-            yield Construct(None, _callee_names(node, aliases), node.lineno)
-
-
-def _aliases(function: ast.FunctionDef) -> dict[str, tuple[str, ...]]:
-    """Local names that stand for global ones: `cls = A`, `cls = A if … else B`, and so on for each assignment."""
-    found: dict[str, tuple[str, ...]] = {}
-    for node in ast.walk(function):
-        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
-            continue
-        names = tuple(value.id for value in _alternatives(node.value) if isinstance(value, ast.Name))
-        if names:
-            found[node.targets[0].id] = tuple(dict.fromkeys(found.get(node.targets[0].id, ()) + names))
-    return found
-
-
-def _alternatives(value: ast.expr) -> list[ast.expr]:
-    return [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
-
-
-def _callee_names(call: ast.Call, aliases: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
-    if not isinstance(call.func, ast.Name):
-        return ()
-    return aliases.get(call.func.id, (call.func.id,))
-
-
-def _self_attribute(node: ast.expr) -> str | None:
-    match node:
-        case ast.Attribute(value=ast.Name(id="self"), attr=name):
-            return name
-    return None
-
-
-def _the_layer(question: _ClassQuestions, reached: list[str], at: Location) -> str:
+def _layers(built: Constructs, reached: list[Symbol], module: str) -> list[Symbol]:
+    both = [cls for cls in reached if _reaches_both(built, reached, cls)]
     layers = [
-        name
-        for name in reached
-        if question.children(constructs := question.constructs(name), question.is_attention)
-        and question.children(constructs, question.is_moe)
-        and not _holds_layers(question, constructs, reached)
+        cls
+        for cls in both
+        if built.children(cls, built.is_attention)
+        and built.children(cls, built.is_moe)
+        and not any(inner in both for inner in built.mentioned(cls) if inner != cls)
     ]
-    if len(layers) == 1:
-        return layers[0]
+    if not layers:
+        # A mixture of experts that is a layer of its own, beside layers that hold the attention.
+        innermost = [cls for cls in both if not any(inner in both for inner in built.mentioned(cls) if inner != cls)]
+        layers = [
+            cls
+            for model in innermost
+            for cls in built.mentioned(model)
+            if built.children(cls, built.is_moe) and not built.children(cls, built.is_attention)
+        ]
     if layers:
-        lines = ", ".join(f"{name} (line {question.index.classes[name].lineno})" for name in layers)
-        raise Refused(
-            RefusalKind.AMBIGUOUS_BOUNDARY,
-            at=at,
-            name=question.index.module,
-            saw=f"several classes build both attention and a mixture of experts: {lines}",
-            do="give each its own spec, naming the architectures that use it",
-        )
+        return list(dict.fromkeys(layers))
     raise Refused(
         RefusalKind.NO_BOUNDARY,
-        at=at,
-        name=question.index.module,
+        at=Location(file_of(module), 1),
+        name=module,
         saw="no class that the architectures reach builds both an attention and a mixture of experts",
-        do="name the module that defines the decoder layer in the spec",
+        do="serve this family unsplit: its experts are built in a way that is not followed",
     )
 
 
-def _holds_layers(question: _ClassQuestions, constructs: list[Construct], reached: list[str]) -> bool:
-    """A model or causal LM reaches both kinds too, but through another class that does."""
-    inner = {name for item in constructs for name in item.names if name in reached}
-    return any(question.is_attention(name) and question.is_moe(name) for name in inner)
+def _reaches_both(built: Constructs, reached: list[Symbol], cls: Symbol) -> bool:
+    inside = [GlobalName(inner.module, inner.name) for inner in built.reachable([cls]) if inner in reached]
+    return any(map(built.is_attention, inside)) and any(map(built.is_moe, inside))
 
 
-def _layer_arguments(question: _ClassQuestions, reached: list[str], layer: str) -> tuple[str, ...]:
-    init = question.method(layer, "__init__")
-    assert init is not None  # the layer was recognised by what its __init__ builds
-    parameters = [argument.arg for argument in (*init.args.args[1:], *init.args.kwonlyargs)]
+def _layer(built: Constructs, layer: Symbol, around: list[Symbol], opened: tuple[str, ...]) -> LayerClass:
+    moe = built.children(layer, built.is_moe)
+    attention = tuple(name for name in built.children(layer, built.is_attention) if name not in moe)
+    dense = tuple(name for name in built.children(layer, built.is_dense) if name not in (*moe, *attention))
+    constructs = built.built_by(layer)
+    experts = {built.resolve(name) for child, group in built.modules(layer) if child in moe for name in group}
+    return LayerClass(
+        symbol=layer,
+        location=Location(file_of(layer.module), built.node(layer).lineno),
+        attention_children=attention,
+        moe_children=moe,
+        dense_children=dense,
+        arguments=_arguments(built, layer, around),
+        modules=built.modules(layer),
+        class_attributes=tuple((item.attribute, item.via) for item in constructs if item.attribute and item.via),
+        expert_names=built.names_of({symbol for symbol in experts if is_model_class(symbol)}, opened),
+        inner_names=tuple((name, _inner_names(built, group)) for name, group in built.modules(layer)),
+    )
+
+
+def _inner_names(built: Constructs, names: tuple[GlobalName, ...]) -> frozenset[GlobalName]:
+    roots = [symbol for name in names if is_model_class(symbol := built.resolve(name))]
+    return frozenset(name for cls in built.reachable(roots) for name in built.names_used(cls))
+
+
+def _arguments(built: Constructs, layer: Symbol, around: list[Symbol]) -> tuple[str, ...]:
+    """Parameters that calls of the layer pass; all of them where no call is recognised."""
+    found = built.method(layer, "__init__")
+    assert found is not None  # the layer was recognised by what its __init__ builds
+    arguments = found[1].args
+    parameters = [argument.arg for argument in (*arguments.args[1:], *arguments.kwonlyargs)]
     passed: dict[str, None] = {}
-    for name in reached:
-        own = question.method(name, "__init__")
-        called = {layer, *(_parameters_holding(layer, own) if own else ())}
-        for node in ast.walk(question.index.classes[name]):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in called:
+    for cls in around:
+        for node in ast.walk(built.node(cls)):
+            if isinstance(node, ast.Call) and _calls(built, node, cls, layer):
                 given = [*parameters[: len(node.args)], *(word.arg for word in node.keywords if word.arg)]
                 passed |= dict.fromkeys(given)
-    if passed:
-        return tuple(parameter for parameter in parameters if parameter in passed)
-    raise Refused(
-        RefusalKind.NO_BOUNDARY,
-        at=Location(question.index.module.replace(".", "/") + ".py", question.index.classes[layer].lineno),
-        name=layer,
-        saw="no class that the architectures reach builds this layer under its own name",
-        do="name the architectures that build it",
-    )
+    return tuple(name for name in parameters if name in (passed or parameters))
+
+
+def _calls(built: Constructs, call: ast.Call, cls: Symbol, layer: Symbol) -> bool:
+    """Whether a call in a class's source builds the layer, by its name or by a class attribute that holds it."""
+    if isinstance(call.func, ast.Name):
+        return built.resolve(GlobalName(cls.module, call.func.id)) == layer
+    held = (attribute := self_attribute(call.func)) and built.index(cls.module).class_attribute(cls.name, attribute)
+    return bool(held) and built.resolve(GlobalName(cls.module, held or "")) == layer
+
+
+def _layer_names(built: Constructs, layers: list[Symbol], around: list[Symbol]) -> list[tuple[GlobalName, Symbol]]:
+    names = dict.fromkeys(name for cls in around for name in built.names_used(cls))
+    return [(name, symbol) for name in names if (symbol := built.resolve(name)) in layers]
 
 
 def _layer_parameters(
-    question: _ClassQuestions, reached: list[str], layer: str, causal_lms: set[str]
-) -> tuple[LayerParameter, ...]:
-    causal = {ancestor for name in causal_lms for ancestor in question.lineage(name)}
-    methods = ((name, question.index.method(name, "__init__")) for name in reached)
-    return tuple(
-        LayerParameter(name, parameter, name in causal)
-        for name, init in methods
+    built: Constructs, layers: list[Symbol], around: list[Symbol], causal_lms: list[Symbol]
+) -> list[LayerParameter]:
+    causal = {ancestor for cls in causal_lms for ancestor in built.lineage(cls)}
+    inits = ((cls, built.index(cls.module).method(cls.name, "__init__")) for cls in around)
+    return [
+        LayerParameter(cls, _names_of(built, cls, around), parameter, symbol, cls in causal)
+        for cls, init in inits
         if init
-        for parameter in _parameters_holding(layer, init)
-    )
-
-
-def _parameters_holding(name: str, function: ast.FunctionDef) -> list[str]:
-    """Parameters of which a class is the default."""
-    arguments = function.args
-    pairs = [*zip(reversed(arguments.args), reversed(arguments.defaults), strict=False)]
-    pairs += [
-        (argument, default)
-        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        if default
+        for parameter, default in defaults_of(init)
+        if isinstance(default, ast.Name) and (symbol := built.resolve(GlobalName(cls.module, default.id))) in layers
     ]
-    return [argument.arg for argument, default in pairs if isinstance(default, ast.Name) and default.id == name]
 
 
-def _outer(question: _ClassQuestions, reached: list[str], layer: str) -> tuple[str, ...]:
-    around = [layer, *(name for name in reached if layer in question.reachable([name]))]
-    return tuple(dict.fromkeys(ancestor for name in around for ancestor in question.lineage(name)))
+def _names_of(built: Constructs, cls: Symbol, around: list[Symbol]) -> tuple[GlobalName, ...]:
+    names = dict.fromkeys(name for user in around for name in built.names_used(user))
+    return tuple(name for name in names if built.resolve(name) == cls)
+
+
+def _layer_tables(
+    built: Constructs, layers: list[Symbol], around: list[Symbol]
+) -> list[tuple[GlobalName, tuple[tuple[str, Symbol], ...]]]:
+    found = []
+    for name in dict.fromkeys(name for cls in around for name in built.names_used(cls)):
+        table = built.index(name.module).tables.get(name.name, {})
+        entries = [(key, built.resolve(GlobalName(name.module, held))) for key, held in table.items()]
+        if held := tuple((key, symbol) for key, symbol in entries if symbol in layers):
+            found.append((name, held))
+    return found
+
+
+def _layer_attributes(
+    built: Constructs, layers: list[Symbol], around: list[Symbol]
+) -> list[tuple[Symbol, str, Symbol]]:
+    return [
+        (cls, target, symbol)
+        for cls in around
+        for statement in built.node(cls).body
+        for target in _assigned(statement)
+        if (held := built.index(cls.module).class_attribute(cls.name, target))
+        and (symbol := built.resolve(GlobalName(cls.module, held))) in layers
+    ]
+
+
+def _assigned(statement: ast.stmt) -> list[str]:
+    places = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return [place.id for place in places if isinstance(place, ast.Name)]
 
 
 def _model_modules(
-    question: _ClassQuestions, reached: list[str], layer: str
-) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    built: Constructs, outer: list[Symbol], split: set[Symbol]
+) -> tuple[tuple[str, tuple[GlobalName, ...]], ...]:
     """Modules built beside the layers: by a class that builds layers, or by one that reaches such a class."""
-    outer = [name for name in reached if name != layer and layer in question.reachable([name])]
-    found: dict[str, tuple[str, ...]] = {}
-    for owner in outer:
-        for attribute, names in question.modules(question.constructs(owner)):
-            plain = tuple(name for name in names if name not in outer and name != "PPMissingLayer")
+    found: dict[str, dict[GlobalName, None]] = {}
+    for cls in outer:
+        for attribute, names in built.modules(cls):
+            plain = [name for name in names if built.resolve(name) not in split and name.name != "PPMissingLayer"]
             if plain:
-                found[attribute] = plain
-    return tuple(sorted(found.items()))
+                found.setdefault(attribute, {}).update(dict.fromkeys(plain))
+    return tuple((attribute, tuple(names)) for attribute, names in sorted(found.items()))

@@ -14,7 +14,7 @@ from afd_compiler.diagnostics import UsageError
 from afd_compiler.outcome import Compiled, Outcome
 from afd_compiler.pipeline import compile_family
 from afd_compiler.render import render_diff, render_list, render_outcome
-from afd_compiler.report import EmittedFile, drift_of, files_of, layer_entry, write
+from afd_compiler.report import EmittedFile, drift_of, files_of, layer_entries, write
 from afd_compiler.source import SourceTree, find_source
 from afd_compiler.spec import Spec, known_specs, load_spec
 
@@ -95,7 +95,7 @@ def _document(tree: SourceTree, platform: str, outcomes: list[Outcome], files: l
         "vllm": tree.release,
         "platform": platform,
         "compiler": __version__,
-        "layers": [layer_entry(outcome) for outcome in outcomes],
+        "layers": [entry for outcome in outcomes for entry in layer_entries(outcome)],
         "files": [{"path": file.path, "sha256": file.sha256} for file in files],
     }
 

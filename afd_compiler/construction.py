@@ -1,22 +1,23 @@
 """Part of the proof: a role's whole model can be built wherever upstream's can, and holds what the role owns.
 
 Upstream's causal LM and model constructors are executed symbolically, upstream's own and then the emitted roles' under
-the same answers, with one layer standing for all of them. The layer's own questions are answered as in one variant for
-each kind of FFN; of the others `MOST_PATHS` combinations are tried.
+the same answers, with one layer of each kind standing for all of them. The layer's own questions are answered as in one
+variant for each kind of FFN; of the others `MOST_PATHS` combinations are tried.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from afd_compiler import names
-from afd_compiler.classes import LayerClasses
+from afd_compiler.classes import FamilyClasses, LayerClass
 from afd_compiler.diagnostics import RefusalKind, Refused
 from afd_compiler.sandbox import Sandbox
-from afd_compiler.symbols import ModuleIndex, Symbols
-from afd_compiler.trace import Trace, UpstreamRaised, tracing
+from afd_compiler.symbols import Symbol, Symbols
+from afd_compiler.trace import Trace, UpstreamRaised, other_paths, tracing
 from afd_compiler.tracer import LayerTracer
 
 MOST_PATHS = 12
@@ -24,88 +25,126 @@ UTILS = "vllm.model_executor.models.utils"
 Answers = dict[str, bool]
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A class that an architecture names, and answers under which upstream's own constructor succeeds."""
+
+    model: Symbol
+    answers: tuple[tuple[str, bool], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where upstream's models can be built, and what their constructors read off the layers' experts."""
+
+    found: tuple[Setting, ...]
+    read: tuple[str, ...]
+    """Attributes of the classes of `moe_children`."""
+
+
+def find_settings(classes: FamilyClasses, symbols: Symbols, traces: Mapping[LayerClass, tuple[Trace, ...]]) -> Settings:
+    """Build upstream's own models symbolically; raise `Refused` where none can be followed."""
+    sandbox = _sandbox(classes, symbols)
+    found: list[Setting] = []
+    read: dict[str, None] = {}
+    problem = "it builds no such layer on any path that was tried"
+    natives = tuple(sandbox.cls(layer.symbol) for layer in classes.layers)
+    by_constructor = {sandbox.cls(symbol).__init__: symbol for _, symbol in reversed(classes.architectures)}  # type: ignore[misc]
+    for start in _starts(traces):
+        for symbol in by_constructor.values():
+            pending = [dict(start)]
+            for _ in range(MOST_PATHS):
+                if not pending:
+                    break
+                answers = pending.pop(0)
+                tracer = LayerTracer(sandbox, frozenset(), answers, forks=True)
+                try:
+                    built = _construct(sandbox, tracer, sandbox.cls(symbol), classes)
+                    if any(isinstance(module, natives) for module in built.modules()):
+                        found.append(Setting(symbol, tuple(tracer.answers.items())))
+                        read |= dict.fromkeys(_read_off(tracer, traces))
+                except (Refused, UpstreamRaised) as reason:
+                    problem = str(reason)
+                pending += other_paths(answers, tracer.asked)
+    if not found:
+        raise _refused(classes, classes.outer[-1].name, f"upstream's own constructor cannot be followed: {problem}")
+    return Settings(tuple(found), tuple(read))
+
+
 def check_construction(
-    classes: LayerClasses,
-    symbols: Symbols,
-    index: ModuleIndex,
-    traces: tuple[Trace, ...],
-    load: Callable[[Sandbox], ModuleType],
+    classes: FamilyClasses, symbols: Symbols, settings: Settings, load: Callable[[Sandbox], ModuleType]
 ) -> int:
     """Raise `Refused` where a role's constructor fails or builds what it does not own; return how many were tried.
 
     `load` executes the emitted module in a sandbox.
     """
-    sandbox = Sandbox(symbols, understood={f"{UTILS}.make_layers": _make_layers})
-    upstream = sandbox.execute(classes.module, classes.file, index.text)
+    sandbox = _sandbox(classes, symbols)
     emitted = load(sandbox)
-    sandbox.make_leaves(upstream, {getattr(upstream, name) for name in classes.outer})
-    constructors = {getattr(upstream, name).__init__: name for _, name in reversed(classes.architectures)}
-    tried = 0
-    for start in _starts(classes, traces):
-        for name in constructors.values():
-            for answers in _native_paths(sandbox, getattr(upstream, name), classes, start):
-                tried += 1
-                for role in ("attention", "ffn"):
-                    _check_role(sandbox, emitted, role, name, classes, answers)
-    if not tried:
-        raise _refused(classes, classes.outer[-1], "upstream's own constructor cannot be followed")
-    return tried
+    for setting in settings.found:
+        for role in names.ROLES:
+            _check_role(sandbox, emitted, role, setting, classes)
+    return len(settings.found)
 
 
-def _starts(classes: LayerClasses, traces: tuple[Trace, ...]) -> list[Mapping[str, bool]]:
-    kinds = {tuple(trace.children[name].class_name for name in classes.ffn_children): trace.answers for trace in traces}
-    return list(kinds.values())
+def _sandbox(classes: FamilyClasses, symbols: Symbols) -> Sandbox:
+    sandbox = Sandbox(symbols, classes.opened, understood={f"{UTILS}.make_layers": _make_layers})
+    sandbox.make_leaves([*classes.outer, *(layer.symbol for layer in classes.layers)])
+    return sandbox
 
 
-def _native_paths(sandbox: Sandbox, model: type, classes: LayerClasses, start: Mapping[str, bool]) -> Iterator[Answers]:
-    """Answers under which upstream's own constructor succeeds; paths that it refuses itself, or that cannot be
-    followed, say nothing about the split."""
-    pending = [dict(start)]
-    for _ in range(MOST_PATHS):
-        if not pending:
-            return
-        answers = pending.pop(0)
-        tracer = LayerTracer(sandbox, frozenset(), answers, forks=True)
-        try:
-            _build(sandbox, tracer, model, classes)
-            yield dict(tracer.answers)
-        except (Refused, UpstreamRaised):
-            pass
-        fresh = [question for question in tracer.asked if question not in answers]
-        for position, question in enumerate(fresh):
-            earlier = {name: tracer.asked[name] for name in fresh[:position]}
-            pending.append({**answers, **earlier, question: not tracer.asked[question]})
+def _starts(traces: Mapping[LayerClass, tuple[Trace, ...]]) -> list[Mapping[str, bool]]:
+    """One path for each kind of FFN that a layer can hold; those of different layers agree or ask other questions."""
+    found: dict[tuple[object, ...], Mapping[str, bool]] = {}
+    for layer, variants in traces.items():
+        for trace in variants:
+            kind = tuple(child.class_name for name, child in trace.children.items() if name in layer.split_children)
+            found.setdefault((layer, *kind), trace.answers)
+    return list(found.values())
 
 
-def _build(sandbox: Sandbox, tracer: LayerTracer, model: type, classes: LayerClasses) -> Any:
-    with tracing(sandbox, tracer, classes.layer):
+def _read_off(tracer: LayerTracer, traces: Mapping[LayerClass, tuple[Trace, ...]]) -> Iterator[str]:
+    """Attributes that were read off the layers' experts."""
+    experts = {
+        child.class_name
+        for layer, variants in traces.items()
+        for trace in variants
+        for name, child in trace.children.items()
+        if name in layer.moe_children
+    }
+    for node in tracer.graph.nodes:
+        owner, _, attribute = str(node.target).partition(".")
+        if node.op == "get_attr" and owner in experts:
+            yield attribute
+
+
+def _construct(sandbox: Sandbox, tracer: LayerTracer, model: type, classes: FamilyClasses) -> Any:
+    with tracing(sandbox, tracer, classes.layers[0].name):
         return tracer.construct(model, {"vllm_config": tracer.input("vllm_config"), "prefix": ""})
 
 
-def _check_role(
-    sandbox: Sandbox, emitted: ModuleType, role: str, name: str, classes: LayerClasses, answers: Answers
-) -> None:
-    model = getattr(emitted, names.causal_lm_class(role, name))
-    tracer = LayerTracer(sandbox, frozenset(), answers, forks=True)
+def _check_role(sandbox: Sandbox, emitted: ModuleType, role: str, setting: Setting, classes: FamilyClasses) -> None:
+    name = setting.model.name
+    tracer = LayerTracer(sandbox, frozenset(), dict(setting.answers), forks=True)
     try:
-        built = _build(sandbox, tracer, model, classes)
+        built = _construct(sandbox, tracer, getattr(emitted, names.role_class(role, name)), classes)
     except UpstreamRaised as raised:
         raise _refused(classes, name, f"on the {role} role it raises {raised}") from raised
     except Refused as reason:
         raise _refused(classes, name, f"on the {role} role: {reason.saw} ({reason.at})") from reason
-    layer = getattr(emitted, names.ATTENTION_LAYER if role == "attention" else names.FFN_LAYER)
-    native = getattr(sandbox.name(classes.module), classes.layer)
-    layers = [module for module in built.modules() if isinstance(module, native)]
-    if not layers or not all(isinstance(module, layer) for module in layers):
-        raise _refused(classes, name, f"the {role} role does not build {layer.__name__} for every layer")
-    if role == "ffn" and (kept := _kept_around(sandbox, built, layer)):
+    natives = tuple(sandbox.cls(layer.symbol) for layer in classes.layers)
+    ours = tuple(getattr(emitted, names.role_class(role, layer.name)) for layer in classes.layers)
+    layers = [module for module in built.modules() if isinstance(module, natives)]
+    if not layers or not all(isinstance(module, ours) for module in layers):
+        shown = " or ".join(cls.__name__ for cls in ours)
+        raise _refused(classes, name, f"the {role} role does not build {shown} for every layer")
+    if role == "ffn" and (kept := _kept_around(sandbox, built, ours)):
         raise _refused(classes, name, f"the ffn role builds {', '.join(kept)}, which attention owns")
 
 
-def _kept_around(sandbox: Sandbox, built: torch.nn.Module, layer: type) -> list[str]:
+def _kept_around(sandbox: Sandbox, built: torch.nn.Module, layers: tuple[type, ...]) -> list[str]:
     """Submodules outside the layers that are really built."""
     missing = sandbox.class_of(sandbox.name(f"{UTILS}.PPMissingLayer"))
-    inside = [name for name, module in built.named_modules() if isinstance(module, layer)]
+    inside = [name for name, module in built.named_modules() if isinstance(module, layers)]
     return [
         name
         for name, module in built.named_modules()
@@ -120,7 +159,7 @@ def _make_layers(_: Any, build: Callable[..., torch.nn.Module], prefix: str) -> 
     return 0, 1, torch.nn.ModuleList([build(prefix=f"{prefix}.0")])
 
 
-def _refused(classes: LayerClasses, name: str, saw: str) -> Refused:
+def _refused(classes: FamilyClasses, name: str, saw: str) -> Refused:
     return Refused(
         RefusalKind.CONSTRUCTION,
         at=classes.location,

@@ -26,7 +26,11 @@ def is_effect(node: fx.Node) -> bool:
         return True
     if node.op == "call_method":
         name = str(node.target)
-        return child_of(node) is not None or name == "__call__" or (name.endswith("_") and not name.endswith("__"))
+        return (
+            child_of(node) is not None
+            or name in ("__call__", "__enter__", "__exit__")
+            or (name.endswith("_") and not name.endswith("__"))
+        )
     if node.op != "call_function":
         return False
     name = getattr(node.target, "__name__", "")

@@ -3,167 +3,240 @@
 Only what must differ is written; everything else is inherited from upstream:
 
 - attention: upstream's layer, built while the FFN's class names are bound to a stand-in whose call is an exchange;
+  where the FFN's work is more than such a call, the statements that do it become one exchange (`kept.outlined`);
 - FFN: upstream's layer, built while attention's class names are bound to nothing, with a forward that holds the
   FFN's own statements and no others;
 - causal LM: upstream's, built while the layer's name is bound to one of the two.
 
-No method of upstream's is copied whole, and no `__init__` at all. The text is formatted by ruff and depends on
-nothing but the source and the spec.
+No `__init__` of upstream's is copied. The text is formatted by ruff and depends on nothing but the source and the spec.
 """
 
 import ast
+import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from afd_compiler import names
-from afd_compiler.classes import LayerClasses
+from afd_compiler.classes import FamilyClasses, LayerClass
+from afd_compiler.constructs import GlobalName
 from afd_compiler.diagnostics import RefusalKind, Refused
-from afd_compiler.kept import kept_statements
+from afd_compiler.kept import kept_statements, outlined
 from afd_compiler.partition import Partition
-from afd_compiler.symbols import ModuleIndex
+from afd_compiler.symbols import ModuleIndex, Symbol
 
 LINE_LENGTH = 120
+RUNTIME = ("AttentionModel", "FFNLayer", "FFNModel", "OutlinedLayer", "RemoteFFN", "Unowned", "bind", "owned")
+"""Names of `afd_runtime.split` that emitted text can use."""
 
 
-def emit(classes: LayerClasses, cut: Partition, index: ModuleIndex, header: Iterable[str]) -> str:
-    """Write the wrapper module's text."""
-    package, _, module = classes.module.rpartition(".")
-    ffn_forward = _ffn_forward(classes, cut, index)
-    body = [
-        "from functools import partial" if _partials(classes, "") else "",
-        "import torch" if "torch." in ffn_forward else "",
-        "from afd_runtime.split import AttentionModel, FFNLayer, FFNModel, RemoteFFN, Unowned, bind",
-        f"from {package} import {module} as upstream",
-        *_remotes(classes, cut, index),
-        _layer(names.ATTENTION_LAYER, "", classes, cut, role="attention"),
-        _layer(names.FFN_LAYER, "FFNLayer, ", classes, cut, role="ffn"),
-        _indented(ffn_forward),
-        _role(names.ATTENTION_ROLE, "AttentionModel", classes, names.ATTENTION_LAYER, {}),
-        _role(names.FFN_ROLE, "FFNModel", classes, names.FFN_LAYER, _unowned(classes.model_modules)),
-        *_causal_lms(classes),
+@dataclass(frozen=True, slots=True)
+class LayerCut:
+    """A layer, the way it is cut, and upstream's forward with the module that it stands in."""
+
+    layer: LayerClass
+    cut: Partition
+    forward: ast.FunctionDef
+    index: ModuleIndex
+    defaults: tuple[tuple[str, str], ...]
+    """Upstream's own defaults of the FFN's keywords."""
+
+
+Bindings = dict[GlobalName, str]
+"""Global name of an upstream module -> what stands for it while a constructor runs."""
+
+
+def emit(classes: FamilyClasses, cuts: tuple[LayerCut, ...], told: Iterable[str], header: Iterable[str]) -> str:
+    """Write the wrapper module's text; `told` are attributes that upstream's constructors read off the FFN."""
+    writer = _Writer(classes, cuts, tuple(told))
+    body = "\n".join(part for part in writer.parts() if part)
+    used = ", ".join(name for name in RUNTIME if name in body)
+    imports = [
+        "from functools import partial" if "partial(" in body else "",
+        "import torch" if "torch." in body else "",
+        f"from afd_runtime.split import {used}",
+        *(line for alias, line in writer.imports() if re.search(rf"\b{alias}\b", body)),
     ]
     comment = "".join(f"# {line}".rstrip() + "\n" for line in header)
-    return comment + _formatted("\n".join(part for part in body if part))
+    return comment + _formatted("\n".join(part for part in (*imports, body) if part))
 
 
-def _owned_elsewhere(classes: LayerClasses, cut: Partition, role: str) -> dict[str, tuple[str, ...]]:
-    """Submodules of the layer that `role` does not own, with the class names that build them."""
-    owners = dict(cut.owners)
-    return {name: candidates for name, candidates in classes.layer_modules if owners.get(name, "attention") != role}
+class _Writer:
+    def __init__(self, classes: FamilyClasses, cuts: tuple[LayerCut, ...], told: tuple[str, ...]) -> None:
+        self.classes, self.cuts, self.told = classes, cuts, told
 
+    def parts(self) -> Iterator[str]:
+        yield from dict.fromkeys(text for cut in self.cuts for text in self.remotes(cut))
+        for cut in self.cuts:
+            yield self.attention_layer(cut)
+            yield self.ffn_layer(cut)
+        yield self.role("attention")
+        yield self.role("ffn")
+        yield from self.causal_lms()
 
-def _bindings(classes: LayerClasses, cut: Partition, role: str) -> dict[str, str]:
-    """Class name -> stand-in, for what the role does not own; refuses a name that also builds what it keeps."""
-    foreign = _owned_elsewhere(classes, cut, role)
-    by_attribute = dict(classes.class_attributes)
-    kept = {name for attribute, group in classes.layer_modules if attribute not in foreign for name in group}
-    bound = {
-        name: names.remote_class(attribute) if role == "attention" else "Unowned"
-        for attribute, group in foreign.items()
-        if attribute not in by_attribute
-        for name in group
-    }
-    if shared := sorted(kept & bound.keys()):
-        raise Refused(
-            RefusalKind.SHARED_CONSTRUCTOR,
-            at=classes.location,
-            name=f"{classes.layer}.__init__",
-            saw=f"{', '.join(shared)} builds submodules of both roles",
-            do="serve this family unsplit: binding that name would also change what the role keeps",
-        )
-    return dict(sorted(bound.items()))
+    def imports(self) -> Iterator[tuple[str, str]]:
+        for module in sorted(self.classes.opened, key=lambda module: (module != self.classes.module, module)):
+            package, _, own = module.rpartition(".")
+            alias = self.alias(module)
+            yield alias, f"from {package} import {own}" + ("" if alias == own else f" as {alias}")
 
+    def alias(self, module: str) -> str:
+        return names.UPSTREAM if module == self.classes.module else names.module_alias(module)
 
-def _unowned(modules: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, str]:
-    return dict.fromkeys(sorted({name for _, group in modules for name in group}), "Unowned")
+    def spelled(self, symbol: Symbol | GlobalName) -> str:
+        return f"{self.alias(symbol.module)}.{symbol.name}"
 
+    # Layers.
 
-def _remotes(classes: LayerClasses, cut: Partition, index: ModuleIndex) -> Iterable[str]:
-    sent = cut.contract.sent[0].name
-    for child, keywords in cut.calls:
-        extra = "".join(f", {word}={_default_of(word, child, classes, index)}" for word in keywords)
-        yield f'''
+    def remotes(self, cut: LayerCut) -> Iterator[str]:
+        sent = cut.cut.contract.sent[0].name
+        told = " = ".join([*self.told, "None"]) if self.told else ""
+        if told and not cut.cut.calls:
+            yield f"\nclass {names.ABSENT_EXPERTS}(Unowned):\n    {told}\n"
+        for child, keywords in cut.cut.calls:
+            extra = "".join(f", {word}={dict(cut.defaults).get(word, 'None')}" for word in keywords)
+            yield f'''
 class {names.remote_class(child)}(RemoteFFN):
     """`{child}` on the attention role: upstream's own call of it becomes an exchange with the FFN role."""
+    {told}
 
     def forward(self, {sent}{extra}):
         return self.exchange({sent})
 '''
 
+    def attention_layer(self, cut: LayerCut) -> str:
+        sent, returned = cut.cut.contract.sent[0].name, cut.cut.contract.returned[0].name
+        forward = ""
+        if not cut.cut.calls:
+            exchange = f"{returned} = self.exchange({sent})"
+            forward = outlined(cut.forward, cut.cut.region, cut.index, self.alias(cut.index.module), exchange)
+        marker = "" if cut.cut.calls else "OutlinedLayer, "
+        return self.layer("attention", marker, cut, forward)
 
-def _default_of(keyword: str, child: str, classes: LayerClasses, index: ModuleIndex) -> str:
-    """Upstream's own default of a keyword of the FFN's forward."""
-    for name in dict(classes.layer_modules)[child]:
-        if forward := index.method(name, "forward"):
-            arguments = forward.args
-            positional = zip(reversed(arguments.args), reversed(arguments.defaults), strict=False)
-            for argument, default in [*positional, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]:
-                if argument.arg == keyword and default is not None:
-                    return ast.unparse(default)
-    return "None"
+    def ffn_layer(self, cut: LayerCut) -> str:
+        sent, returned = cut.cut.contract.sent[0].name, cut.cut.contract.returned[0].name
+        region = cut.cut.region
+        body = f"return {region.call}"
+        if not region.call:
+            kept = kept_statements(cut.forward, region, cut.index, self.alias(cut.index.module)).rstrip()
+            body = f"{kept}\nreturn {returned}"
+        forward = f"\ndef forward(self, {sent}):\n{_indented(body)}\n"
+        return self.layer("ffn", "FFNLayer, ", cut, forward)
 
+    def layer(self, role: str, marker: str, cut: LayerCut, forward: str) -> str:
+        foreign = self.foreign(cut, role)
+        held = [
+            f"{attribute} = {self.stand_in(role, child, cut)}"
+            for child, attribute in cut.layer.class_attributes
+            if child in foreign
+        ]
+        bindings = self.layer_bindings(cut, role)
+        body = "\n".join([*held, self.init(bindings) if bindings else "", forward]) or "pass"
+        name = names.role_class(role, cut.layer.name)
+        return f"\nclass {name}({marker}{self.spelled(cut.layer.symbol)}):\n{_indented(body)}\n"
 
-def _layer(name: str, marker: str, classes: LayerClasses, cut: Partition, role: str) -> str:
-    bindings = _bindings(classes, cut, role)
-    foreign = _owned_elsewhere(classes, cut, role)
-    held = [
-        f"{attribute} = {names.remote_class(child) if role == 'attention' else 'Unowned'}"
-        for child, attribute in classes.class_attributes
-        if child in foreign
-    ]
-    body = "\n".join([*held, _bound_init(bindings) if bindings else ""])
-    return f"""
-class {name}({marker}upstream.{classes.layer}):
-{_indented(body)}
-"""
+    def foreign(self, cut: LayerCut, role: str) -> dict[str, tuple[GlobalName, ...]]:
+        """Submodules of the layer that a role does not own, with the class names that build them."""
+        owners = dict(cut.cut.owners)
+        return {name: group for name, group in cut.layer.modules if owners.get(name, "attention") != role}
 
+    def stand_in(self, role: str, child: str, cut: LayerCut) -> str:
+        if role == "attention" and child in dict(cut.cut.calls):
+            return names.remote_class(child)
+        return names.ABSENT_EXPERTS if role == "attention" and self.told else "Unowned"
 
-def _role(name: str, base: str, classes: LayerClasses, layer: str, unowned: Mapping[str, str]) -> str:
-    # vLLM tells the style of a model by the names of its constructor's parameters.
-    arguments = ["vllm_config=vllm_config", "prefix=prefix"]
-    arguments += [f"{item.parameter}={layer}" for item in classes.layer_parameters if item.of_causal_lm]
-    bindings = {classes.layer: layer, **_partials(classes, layer), **unowned}
-    init = _bound_init(bindings, '*, vllm_config, prefix=""', ", ".join(arguments))
-    return f"""
-class {name}({base}):
-{_indented(init)}
-"""
+    def layer_bindings(self, cut: LayerCut, role: str) -> Bindings:
+        """Stand-ins for what the role does not own; refuses a name that also builds what it keeps."""
+        foreign = self.foreign(cut, role)
+        by_attribute = dict(cut.layer.class_attributes)
+        kept = {name for attribute, group in cut.layer.modules if attribute not in foreign for name in group}
+        bound = {
+            name: self.stand_in(role, attribute, cut)
+            for attribute, group in foreign.items()
+            if attribute not in by_attribute
+            for name in group
+        }
+        if shared := sorted(name.name for name in kept & bound.keys()):
+            raise Refused(
+                RefusalKind.SHARED_CONSTRUCTOR,
+                at=cut.layer.location,
+                name=f"{cut.layer.name}.__init__",
+                saw=f"{', '.join(shared)} builds submodules of both roles",
+                do="serve this family unsplit: binding that name would also change what the role keeps",
+            )
+        around = self.role_bindings(role) if role == "ffn" else {}
+        for attribute, inner in cut.layer.inner_names:
+            if attribute not in foreign and attribute not in by_attribute and inner & (bound.keys() | around.keys()):
+                bound |= {name: f"owned({self.spelled(name)})" for name in dict(cut.layer.modules)[attribute]}
+        return bound
 
+    # Models.
 
-def _partials(classes: LayerClasses, layer: str) -> dict[str, str]:
-    """Model classes that take the layer's class as an argument which their causal LM leaves at its default."""
-    return {
-        item.class_name: f"partial(upstream.{item.class_name}, {item.parameter}={layer})"
-        for item in classes.layer_parameters
-        if not item.of_causal_lm
-    }
+    def role(self, role: str) -> str:
+        # vLLM tells the style of a model by the names of its constructor's parameters.
+        arguments = ["vllm_config=vllm_config", "prefix=prefix"]
+        arguments += [
+            f"{item.parameter}={names.role_class(role, item.layer.name)}"
+            for item in self.classes.layer_parameters
+            if item.of_causal_lm
+        ]
+        held = [
+            f"bind({self.spelled(owner)}, {attribute}={names.role_class(role, layer.name)})"
+            for owner, attribute, layer in self.classes.layer_attributes
+        ]
+        init = self.init(self.role_bindings(role), '*, vllm_config, prefix=""', ", ".join(arguments), held)
+        name, base = {
+            "attention": (names.ATTENTION_ROLE, "AttentionModel"),
+            "ffn": (names.FFN_ROLE, "FFNModel"),
+        }[role]
+        return f"\nclass {name}({base}):\n{_indented(init)}\n"
 
+    def role_bindings(self, role: str) -> Bindings:
+        bound = {name: names.role_class(role, layer.name) for name, layer in self.classes.layer_names}
+        for table, entries in self.classes.layer_tables:
+            changed = ", ".join(f'"{key}": {names.role_class(role, layer.name)}' for key, layer in entries)
+            bound[table] = f"{{**{self.spelled(table)}, {changed}}}"
+        for item in self.classes.layer_parameters:
+            if not item.of_causal_lm:
+                layer = names.role_class(role, item.layer.name)
+                bound |= {name: f"partial({self.spelled(item.owner)}, {item.parameter}={layer})" for name in item.names}
+        if role == "ffn":
+            bound |= dict.fromkeys((name for _, group in self.classes.model_modules for name in group), "Unowned")
+        elif self.told:
+            bound |= {
+                name: self.stand_in(role, cut.layer.moe_children[0], cut)
+                for cut in self.cuts
+                for name in cut.layer.expert_names
+            }
+        return bound
 
-def _bound_init(
-    bindings: Mapping[str, str], parameters: str = "*args, **kwargs", arguments: str = "*args, **kwargs"
-) -> str:
-    words = ", ".join(f"{name}={stand_in}" for name, stand_in in bindings.items())
-    return f"""
+    def causal_lms(self) -> Iterator[str]:
+        for symbol in dict.fromkeys(symbol for _, symbol in self.classes.architectures):
+            for role, mixin in (("attention", names.ATTENTION_ROLE), ("ffn", names.FFN_ROLE)):
+                yield f"\nclass {names.role_class(role, symbol.name)}({mixin}, {self.spelled(symbol)}):\n    pass\n"
+
+    def init(
+        self,
+        bindings: Mapping[GlobalName, str],
+        parameters: str = "*args, **kwargs",
+        arguments: str = "*args, **kwargs",
+        held: Iterable[str] = (),
+    ) -> str:
+        modules = sorted({name.module for name in bindings}, key=lambda module: (module != self.classes.module, module))
+        binds = [
+            f"bind({self.alias(module)}, "
+            + ", ".join(f"{name.name}={bindings[name]}" for name in sorted(bindings) if name.module == module)
+            + ")"
+            for module in modules
+        ]
+        binds += held
+        return f"""
 def __init__(self, {parameters}):
-    with bind(upstream, {words}):
+    with {", ".join(binds)}:
         super().__init__({arguments})
 """
-
-
-def _causal_lms(classes: LayerClasses) -> Iterable[str]:
-    for name in dict.fromkeys(name for _, name in classes.architectures):
-        for role, mixin in (("attention", names.ATTENTION_ROLE), ("ffn", names.FFN_ROLE)):
-            yield f"\nclass {names.causal_lm_class(role, name)}({mixin}, upstream.{name}):\n    pass\n"
-
-
-def _ffn_forward(classes: LayerClasses, cut: Partition, index: ModuleIndex) -> str:
-    forward = index.method(classes.layer, "forward")
-    assert forward is not None  # the region was found in it
-    body = kept_statements(forward, cut.region, index).rstrip()
-    sent, returned = cut.contract.sent[0].name, cut.contract.returned[0].name
-    return f"\ndef forward(self, {sent}):\n{_indented(body)}\n    return {returned}\n"
 
 
 def _indented(text: str) -> str:

@@ -1,8 +1,8 @@
-"""Cuts the FFN's statements out of upstream's forward, with libcst, so that they stay as upstream wrote them."""
+"""Takes upstream's forward apart with libcst: the FFN's statements alone, or all but those, as upstream wrote them."""
 
 import ast
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import libcst
@@ -12,22 +12,36 @@ from afd_compiler.region import Region
 from afd_compiler.symbols import ModuleIndex
 
 
-def kept_statements(function: ast.FunctionDef, region: Region, index: ModuleIndex) -> str:
-    """Text of the region's statements, global names spelled `upstream.…`, comments left out."""
-    lines = index.text.splitlines()[function.lineno - 1 : function.end_lineno]
-    wrapper = MetadataWrapper(libcst.parse_module(textwrap.dedent("\n".join(lines)) + "\n"))
-    module = wrapper.visit(_Keep(region.kept, function.lineno - 1, index.names - {"torch"}))
-    (method,) = module.body
-    assert isinstance(method, libcst.FunctionDef)
+def kept_statements(function: ast.FunctionDef, region: Region, index: ModuleIndex, alias: str) -> str:
+    """Text of the region's statements, global names spelled `<alias>.…`, comments left out."""
+    method = _transformed(function, index, lambda offset, names: _Keep(region.kept, offset, names, alias))
     return libcst.Module(body=_statements(method.body.body)).code
 
 
-class _Keep(libcst.CSTTransformer):
+def outlined(function: ast.FunctionDef, region: Region, index: ModuleIndex, alias: str, instead: str) -> str:
+    """Text of the method with the statement `instead` in place of the region's."""
+    method = _transformed(function, index, lambda offset, names: _Outline(region.span, offset, names, alias, instead))
+    return libcst.Module(body=[method]).code
+
+
+def _transformed(
+    function: ast.FunctionDef, index: ModuleIndex, make: Callable[[int, frozenset[str]], libcst.CSTTransformer]
+) -> libcst.FunctionDef:
+    lines = index.text.splitlines()[function.lineno - 1 : function.end_lineno]
+    wrapper = MetadataWrapper(libcst.parse_module(textwrap.dedent("\n".join(lines)) + "\n"))
+    (method,) = wrapper.visit(make(function.lineno - 1, index.names - {"torch"})).body
+    assert isinstance(method, libcst.FunctionDef)
+    return method
+
+
+class _Qualified(libcst.CSTTransformer):
+    """Spells global names `<alias>.…` and drops comments."""
+
     METADATA_DEPENDENCIES = (PositionProvider,)
 
-    def __init__(self, kept: frozenset[int], offset: int, global_names: frozenset[str]) -> None:
+    def __init__(self, offset: int, global_names: frozenset[str], alias: str) -> None:
         super().__init__()
-        self.kept, self.offset, self.global_names = kept, offset, global_names
+        self.offset, self.global_names, self.alias = offset, global_names, alias
 
     def on_leave(self, original_node: libcst.CSTNodeT, updated_node: libcst.CSTNodeT) -> Any:
         new: Any = super().on_leave(original_node, updated_node)
@@ -35,21 +49,14 @@ class _Keep(libcst.CSTTransformer):
         if not is_statement or isinstance(original_node, libcst.FunctionDef):
             return new
         start = self.get_metadata(PositionProvider, original_node).start.line + self.offset
-        if start not in self.kept:
-            return libcst.RemoveFromParent()
-        return new.with_changes(leading_lines=())
+        return self.statement(start, new.with_changes(leading_lines=()))
 
-    def leave_If(self, original_node: libcst.If, updated_node: libcst.If) -> libcst.If:
-        """A branch that holds nothing of the FFN's becomes `pass`, or goes where it is the last."""
-        body = updated_node.body if _statements(updated_node.body.body) else _PASS
-        orelse = updated_node.orelse
-        if isinstance(orelse, libcst.Else) and not _statements(orelse.body.body):
-            orelse = None
-        return updated_node.with_changes(body=body, orelse=orelse)
+    def statement(self, line: int, node: Any) -> Any:
+        raise NotImplementedError
 
     def leave_Name(self, original_node: libcst.Name, updated_node: libcst.Name) -> libcst.BaseExpression:
         if updated_node.value in self.global_names:
-            return libcst.Attribute(libcst.Name("upstream"), updated_node)
+            return libcst.Attribute(libcst.Name(self.alias), updated_node)
         return updated_node
 
     def leave_Attribute(self, original_node: libcst.Attribute, updated_node: libcst.Attribute) -> libcst.Attribute:
@@ -67,6 +74,44 @@ class _Keep(libcst.CSTTransformer):
         self, original_node: libcst.IndentedBlock, updated_node: libcst.IndentedBlock
     ) -> libcst.IndentedBlock:
         return updated_node.with_changes(footer=())
+
+
+class _Keep(_Qualified):
+    def __init__(self, kept: frozenset[int], offset: int, global_names: frozenset[str], alias: str) -> None:
+        super().__init__(offset, global_names, alias)
+        self.kept = kept
+
+    def statement(self, line: int, node: Any) -> Any:
+        return node if line in self.kept else libcst.RemoveFromParent()
+
+    def leave_If(self, original_node: libcst.If, updated_node: libcst.If) -> libcst.If:
+        """A branch that holds nothing of the FFN's becomes `pass`, or goes where it is the last."""
+        body = updated_node.body if _statements(updated_node.body.body) else _PASS
+        orelse = updated_node.orelse
+        if isinstance(orelse, libcst.Else) and not _statements(orelse.body.body):
+            orelse = None
+        return updated_node.with_changes(body=body, orelse=orelse)
+
+
+class _Outline(_Qualified):
+    def __init__(
+        self, span: frozenset[int], offset: int, global_names: frozenset[str], alias: str, instead: str
+    ) -> None:
+        super().__init__(offset, global_names, alias)
+        self.span, self.instead = span, libcst.parse_statement(instead)
+
+    def statement(self, line: int, node: Any) -> Any:
+        if line not in self.span:
+            return node
+        return self.instead if line == min(self.span) else libcst.RemoveFromParent()
+
+    def leave_Param(self, original_node: libcst.Param, updated_node: libcst.Param) -> libcst.Param:
+        return updated_node.with_changes(annotation=None, name=original_node.name)
+
+    def leave_FunctionDef(
+        self, original_node: libcst.FunctionDef, updated_node: libcst.FunctionDef
+    ) -> libcst.FunctionDef:
+        return updated_node.with_changes(returns=None, leading_lines=())
 
 
 _PASS = libcst.IndentedBlock([libcst.SimpleStatementLine([libcst.Pass()])])

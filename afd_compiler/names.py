@@ -2,8 +2,9 @@
 
 import re
 
-ATTENTION_LAYER = "AttentionDecoderLayer"
-FFN_LAYER = "FFNDecoderLayer"
+ROLES = ("attention", "ffn")
+UPSTREAM = "upstream"
+ABSENT_EXPERTS = "AbsentExperts"
 ATTENTION_ROLE = "AttentionRole"
 FFN_ROLE = "FFNRole"
 
@@ -13,9 +14,14 @@ def remote_class(child: str) -> str:
     return "Remote" + "".join(part.capitalize() for part in child.split("_"))
 
 
-def causal_lm_class(role: str, upstream: str) -> str:
-    """A role's subclass of an upstream causal LM class."""
+def role_class(role: str, upstream: str) -> str:
+    """A role's subclass of an upstream layer or causal LM class."""
     return {"attention": "Attention", "ffn": "FFN"}[role] + upstream
+
+
+def module_alias(module: str) -> str:
+    """What an emitted module calls an upstream module beside the layer's own: its path below the model package."""
+    return module.partition("models.")[2].rpartition("models.")[2].replace(".", "_")
 
 
 def release_package(release: str) -> str:

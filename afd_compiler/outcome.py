@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from afd_compiler.classes import LayerClasses
+from afd_compiler.classes import FamilyClasses, LayerClass
 from afd_compiler.diagnostics import Refused
 from afd_compiler.partition import Partition
 from afd_compiler.spec import Spec
-from afd_compiler.verify import Proof
+from afd_compiler.verify import Check, Proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,21 @@ class Origin:
     spec: Spec
     release: str
     platform: str
-    source_sha256: str
+    sources: tuple[tuple[str, str], ...]
+    """(upstream file, sha256) of all files whose code was executed, the layer's first; none before it is found."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledLayer:
+    """A decoder layer, its cut and the proof of it."""
+
+    layer: LayerClass
+    cut: Partition
+    proof: Proof
+    file: str
+    """Upstream's file that holds the layer's forward."""
+    statements: tuple[str, ...]
+    """The statements of upstream's forward that the FFN role runs: "file:line  first line of the statement"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +38,10 @@ class Compiled:
     """A wrapper that was proved."""
 
     origin: Origin
-    classes: LayerClasses
-    cut: Partition
-    proof: Proof
+    classes: FamilyClasses
+    layers: tuple[CompiledLayer, ...]
+    construction: Check
     text: str
-    statements: tuple[str, ...]
-    """The statements of upstream's forward that the FFN role runs: "file:line  first line of the statement"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +49,8 @@ class Refusal:
     """A family that this release and platform cannot be split, and why."""
 
     origin: Origin
-    classes: LayerClasses | None
-    """None where the refusal came before the layer was found."""
+    classes: FamilyClasses | None
+    """None where the refusal came before the layers were found."""
     reason: Refused
 
 

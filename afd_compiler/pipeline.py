@@ -1,53 +1,139 @@
-"""The passes in order, for one family: where a refusal becomes an outcome, and the only place."""
+"""The passes in order, for one family: where a refusal becomes an outcome, and the only place.
 
-from afd_compiler.classes import LayerClasses, classify
+A layer can often be cut in more than one way. The ways come in order of preference, and the first that is proved is
+taken; if none is, the family is refused for the reason of the first.
+"""
+
+import ast
+
+from afd_compiler.classes import FamilyClasses, LayerClass, classify, file_of
+from afd_compiler.construction import Settings, check_construction, find_settings
+from afd_compiler.constructs import Constructs, defaults_of
 from afd_compiler.diagnostics import RefusalKind, Refused
-from afd_compiler.emit import emit
-from afd_compiler.outcome import Compiled, Origin, Outcome, Refusal
+from afd_compiler.emit import LayerCut, emit
+from afd_compiler.outcome import Compiled, CompiledLayer, Origin, Outcome, Refusal
 from afd_compiler.partition import partition
-from afd_compiler.region import Region
 from afd_compiler.report import header_lines
 from afd_compiler.sandbox import Sandbox
 from afd_compiler.source import SourceTree, sha256_of
 from afd_compiler.spec import Spec
-from afd_compiler.symbols import ModuleIndex, Symbols
-from afd_compiler.trace import trace
-from afd_compiler.verify import verify
+from afd_compiler.symbols import Symbols
+from afd_compiler.trace import Trace, trace
+from afd_compiler.verify import Check, Proof, check_module, load_emitted, verify
 
 
 def compile_family(spec: Spec, tree: SourceTree, platform: str) -> Outcome:
     """Compile one family against one source tree; never raises for what the source holds."""
     symbols = Symbols(tree, platform)
-    index = symbols.index(spec.module)
-    origin = Origin(spec, tree.release, platform, sha256_of(index.text) if index else "")
+    origin = Origin(spec, tree.release, platform, ())
     classes = None
     try:
         classes = classify(spec, symbols)
-        assert index is not None  # classify refuses a missing module
-        return _compile(origin, classes, symbols, index)
+        return _compile(_origin(spec, classes, symbols), classes, symbols)
     except Refused as reason:
         return Refusal(origin, classes, reason)
 
 
-def _compile(origin: Origin, classes: LayerClasses, symbols: Symbols, index: ModuleIndex) -> Compiled:
-    forward = index.method(classes.layer, "forward")
-    if forward is None:
+def _origin(spec: Spec, classes: FamilyClasses, symbols: Symbols) -> Origin:
+    modules = sorted(classes.opened, key=lambda module: (module != classes.module, module))
+    texts = ((module, symbols.tree.text(module)) for module in modules)
+    files = tuple((file_of(module), sha256_of(text)) for module, text in texts)
+    return Origin(spec, symbols.tree.release, symbols.platform, files)
+
+
+def _compile(origin: Origin, classes: FamilyClasses, symbols: Symbols) -> Compiled:
+    sandbox = Sandbox(symbols, classes.opened)
+    sandbox.make_leaves([layer.symbol for layer in classes.layers])
+    traces = {layer: trace(layer, sandbox) for layer in classes.layers}
+    settings = find_settings(classes, symbols, traces)
+    ways = {layer: _ways(layer, variants, symbols) for layer, variants in traces.items()}
+    first: dict[str, Refused] = {}
+    while True:
+        chosen = tuple(candidates[0] for candidates in ways.values())
+        try:
+            return _prove(origin, classes, sandbox, traces, settings, chosen)
+        except Refused as reason:
+            layer = next((layer for layer in ways if reason.name.partition(".")[0] == layer.name), None)
+            if layer is None:
+                raise
+            first.setdefault(layer.name, reason)
+            ways[layer] = ways[layer][1:]
+            if not ways[layer]:
+                raise first[layer.name] from reason
+
+
+def _ways(layer: LayerClass, traces: tuple[Trace, ...], symbols: Symbols) -> tuple[LayerCut, ...]:
+    built = Constructs(symbols)
+    found = built.method(layer.symbol, "forward")
+    if found is None:
         raise Refused(
             RefusalKind.NO_FORM,
-            at=classes.location,
-            name=classes.layer,
-            saw="the layer inherits its forward from another class",
-            do="name the module of that class in the spec",
+            at=layer.location,
+            name=layer.name,
+            saw="no class of the model files defines the layer's forward",
+            do="serve this family unsplit: its layers are not written as such",
         )
-    sandbox = Sandbox(symbols)
-    upstream = sandbox.execute(classes.module, classes.file, index.text)
-    traces = trace(classes, sandbox, upstream)
-    cut = partition(classes, traces, forward, index.names)
-    text = emit(classes, cut, index, header_lines(origin, classes, cut, len(traces)))
-    proof = verify(classes, cut, traces, sandbox, index, text)
-    return Compiled(origin, classes, cut, proof, text, _statements(classes, cut.region, index))
+    owner, forward = found
+    index = built.index(owner.module)
+    defaults = _defaults(layer, built)
+    return tuple(
+        LayerCut(layer, cut, forward, index, defaults) for cut in partition(layer, traces, forward, index.names)
+    )
 
 
-def _statements(classes: LayerClasses, region: Region, index: ModuleIndex) -> tuple[str, ...]:
-    lines = index.text.splitlines()
-    return tuple(f"{classes.file}:{line}  {lines[line - 1].strip()}" for line in sorted(region.kept))
+def _prove(
+    origin: Origin,
+    classes: FamilyClasses,
+    sandbox: Sandbox,
+    traces: dict[LayerClass, tuple[Trace, ...]],
+    settings: Settings,
+    chosen: tuple[LayerCut, ...],
+) -> Compiled:
+    text, tried = _emit(origin, classes, sandbox.symbols, traces, settings, chosen)
+    emitted = load_emitted(sandbox, text)
+    check_module(classes, sandbox, emitted, text)
+    proofs = [verify(item.layer, item.cut, traces[item.layer], sandbox, emitted) for item in chosen]
+    count = sum(map(len, traces.values()))
+    detail = f"both roles' whole models are built as upstream's; tried in {tried} settings"
+    return Compiled(
+        origin,
+        classes,
+        tuple(_compiled_layer(item, proof) for item, proof in zip(chosen, proofs, strict=True)),
+        Check("construction", count, detail),
+        text,
+    )
+
+
+def _emit(
+    origin: Origin,
+    classes: FamilyClasses,
+    symbols: Symbols,
+    traces: dict[LayerClass, tuple[Trace, ...]],
+    settings: Settings,
+    chosen: tuple[LayerCut, ...],
+) -> tuple[str, int]:
+    """The text whose models can be built; upstream's constructors are told what they read off experts if they must."""
+    header = tuple(header_lines(origin, [(item.layer, item.cut) for item in chosen], sum(map(len, traces.values()))))
+    text = emit(classes, chosen, (), header)
+    try:
+        return text, check_construction(classes, symbols, settings, lambda other: load_emitted(other, text))
+    except Refused:
+        if not settings.read:
+            raise
+        told = emit(classes, chosen, settings.read, header)
+        return told, check_construction(classes, symbols, settings, lambda other: load_emitted(other, told))
+
+
+def _compiled_layer(item: LayerCut, proof: Proof) -> CompiledLayer:
+    file, lines = file_of(item.index.module), item.index.text.splitlines()
+    statements = tuple(f"{file}:{line}  {lines[line - 1].strip()}" for line in sorted(item.cut.region.kept))
+    return CompiledLayer(item.layer, item.cut, proof, file, statements)
+
+
+def _defaults(layer: LayerClass, built: Constructs) -> tuple[tuple[str, str], ...]:
+    """Upstream's own defaults of the parameters of the FFN's forwards."""
+    names = (name for child, group in layer.modules if child in layer.split_children for name in group)
+    symbols = [built.resolve(name) for name in names if built.is_moe(name) or built.is_dense(name)]
+    found = (built.method(symbol, "forward") for symbol in symbols)
+    pairs = ((name, ast.unparse(default)) for item in found if item for name, default in defaults_of(item[1]))
+    return tuple(dict.fromkeys(pairs))

@@ -13,12 +13,16 @@ class Region:
     """Statements of one method, by the line that each starts on."""
 
     kept: frozenset[int]
+    span: frozenset[int]
+    """Statements of the innermost block around them all, from the first that holds some to the last."""
     reads: tuple[str, ...]
     """Local names that the statements read before they write them: what is sent."""
     writes: tuple[str, ...]
     """Local names that they assign: what can be returned, the last one last."""
     boundary: tuple[tuple[int, str], ...]
     """(line, text) of the calls that make the boundary."""
+    call: str = ""
+    """The FFN's side as one expression, where it is a call that need not stand in a statement of its own."""
 
 
 def region_of(
@@ -26,19 +30,29 @@ def region_of(
     *,
     ffn_lines: frozenset[int],
     attention_lines: frozenset[int],
+    active_lines: frozenset[int],
     file: str,
     known: Iterable[str],
 ) -> Region:
-    """Collect the statements on `ffn_lines`, with the conditions around them. `known` are the module's global names."""
-    kept: list[ast.stmt] = []
-    _collect(function.body, ffn_lines, kept, file)
+    """Collect the statements on `ffn_lines`, with the conditions around them, and those that set what they read
+    without touching `active_lines`. `known` are the module's global names.
+    """
+    known = {*known, *dir(builtins), "self"}
+    lines: frozenset[int] = frozenset()
+    wanted = ffn_lines
+    while wanted != lines:
+        lines = wanted
+        kept: list[ast.stmt] = []
+        _collect(function.body, lines, kept, file)
+        reads, writes = _names(kept, known)
+        wanted = lines | {line for name in reads for line in _constant_settings(function, name, active_lines)}
     simple = [node for node in kept if not isinstance(node, ast.If)]
     for node in simple:
-        if mixed := attention_lines & set(range(node.lineno, (node.end_lineno or node.lineno) + 1)):
+        if mixed := attention_lines & _lines_of(node):
             raise _no_form(file, min(mixed), f"the statement `{ast.unparse(node)}` does work of both sides")
-    reads, writes = _names(kept, {*known, *dir(builtins), "self"})
     return Region(
         kept=frozenset(node.lineno for node in kept),
+        span=_span(function.body, {node.lineno for node in kept}),
         reads=reads,
         writes=writes,
         boundary=tuple(_calls(simple, ffn_lines)),
@@ -49,7 +63,7 @@ def _collect(statements: list[ast.stmt], lines: frozenset[int], kept: list[ast.s
     """Append the statements that hold a wanted line, each `if` before what it guards; say whether there are any."""
     found = False
     for node in statements:
-        inside = lines & set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        inside = lines & _lines_of(node)
         if not inside:
             continue
         if isinstance(node, ast.If):
@@ -64,6 +78,30 @@ def _collect(statements: list[ast.stmt], lines: frozenset[int], kept: list[ast.s
             raise _no_form(file, min(inside), f"FFN work inside a `{type(node).__name__}` statement")
         found = True
     return found
+
+
+def _constant_settings(function: ast.FunctionDef, name: str, active_lines: frozenset[int]) -> Iterable[int]:
+    """Lines of assignments to a local name that do no work on the step's tensors."""
+    for node in ast.walk(function):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=target)]) if target == name and not active_lines & _lines_of(node):
+                yield node.lineno
+
+
+def _span(block: list[ast.stmt], lines: set[int]) -> frozenset[int]:
+    holding = [position for position, node in enumerate(block) if lines & _lines_of(node)]
+    if not holding:
+        return frozenset()
+    first, last = block[holding[0]], block[holding[-1]]
+    if first is last and isinstance(first, ast.If) and first.lineno not in lines:
+        inner = [branch for branch in (first.body, first.orelse) if any(lines & _lines_of(node) for node in branch)]
+        if len(inner) == 1:
+            return _span(inner[0], lines)
+    return frozenset(node.lineno for node in block[holding[0] : holding[-1] + 1])
+
+
+def _lines_of(node: ast.stmt) -> set[int]:
+    return set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
 
 def _names(kept: list[ast.stmt], known: set[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

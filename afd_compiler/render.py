@@ -23,17 +23,22 @@ def render_outcome(outcome: Outcome) -> None:
         console.print(str(outcome.reason), markup=False)
         return
     manifest = manifest_of(outcome)
-    table = Table(title=f"{manifest.layer_class} ({outcome.classes.location})", title_justify="left", show_header=False)
+    table = Table(title=f"{manifest.family} of vLLM {manifest.vllm}", title_justify="left", show_header=False)
     for name in manifest.architectures:
         table.add_row("architecture", name)
     for name, place in outcome.classes.elsewhere:
         table.add_row("not here", f"{name}: {place}")
-    for line, call in outcome.cut.region.boundary:
-        table.add_row("cut", f"{outcome.classes.file}:{line}  {call}")
-    for value in manifest.cut:
-        table.add_row(
-            value.direction, f"{value.name} [{', '.join(value.shape)}], dtype of the {value.dtype}".replace("[", r"\[")
-        )
+    for item, record in zip(outcome.layers, manifest.layers, strict=True):
+        table.add_section()
+        table.add_row("layer", f"{record.layer_class} ({item.layer.location})")
+        for line, call in item.cut.region.boundary:
+            table.add_row("cut", f"{item.file}:{line}  {call}")
+        for value in record.cut:
+            shape = f"[{', '.join(value.shape)}]".replace("[", r"\[")
+            table.add_row(value.direction, f"{value.name} {shape}, dtype of the {value.dtype}")
+        for check in record.checks:
+            table.add_row("[green]proved[/]", f"{check.name}: {check.variants} variants")
+    table.add_section()
     for role in ("attention", "ffn"):
         table.add_row(f"{role} owns", ", ".join(path for path, owner in manifest.owners.items() if owner == role))
     for check in manifest.checks:
@@ -47,7 +52,7 @@ def render_list(tree: SourceTree, platform: str, outcomes: Iterable[Outcome]) ->
     for column in ("family", "layer", "verdict", "architectures"):
         table.add_column(column)
     for outcome in outcomes:
-        layer = outcome.classes.layer if outcome.classes else "-"
+        layer = ", ".join(item.name for item in outcome.classes.layers) if outcome.classes else "-"
         proved = isinstance(outcome, Compiled)
         verdict = "[green]proved[/]" if proved else f"[red]refused[/]: {_reason(outcome)}"
         table.add_row(outcome.origin.spec.family, layer, verdict, ", ".join(outcome.origin.spec.architectures))

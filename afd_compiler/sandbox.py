@@ -7,15 +7,17 @@ that symbolic values can answer them too; line numbers stay those of the file.
 
 import ast
 import builtins
+import operator
 import sys
-from collections.abc import Callable, Mapping
-from types import MappingProxyType, ModuleType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import lru_cache
+from types import CodeType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
-from afd_compiler.symbols import SymbolKind, Symbols, platform_answer
+from afd_compiler.symbols import Symbol, SymbolKind, Symbols, platform_answer
 
 if TYPE_CHECKING:
     from afd_compiler.tracer import LayerTracer
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 REAL_IMPORTS = frozenset(sys.stdlib_module_names) | {"torch", "typing_extensions"}
 """Top-level packages that traced source gets for real."""
 HOOK = "__afd_ask__"
-ASKED_BUILTINS = frozenset({"int", "float", "len", "isinstance", "hasattr", "getattr"})
+ASKED_BUILTINS = frozenset({"int", "float", "len", "range", "isinstance", "hasattr", "getattr"})
 
 
 class Stub:
@@ -62,6 +64,9 @@ class Stub:
     def __getitem__(self, item: object) -> "Stub":
         return self
 
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self.sandbox.tracer.any_item(self)] if self.sandbox.tracer else [])
+
     def __bool__(self) -> bool:
         return bool(self.sandbox.truth_of(self))
 
@@ -73,6 +78,10 @@ class Leaf:
     """Base of stubbed classes: takes any arguments, and is called without being entered."""
 
     sandbox: "Sandbox"
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        # A class that mixes a stub in behind nn.Module would never ask the stub.
+        cls.__getattr__ = Leaf.__getattr__  # type: ignore[method-assign]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if isinstance(self, torch.nn.Module):
@@ -90,10 +99,17 @@ class Leaf:
 
 
 class Sandbox:
-    """One source tree's modules, executed on demand; give it a tracer, and calls become graph nodes."""
+    """Some modules of a source tree, executed; give it a tracer, and calls become graph nodes."""
 
-    def __init__(self, symbols: Symbols, understood: Mapping[str, Callable[..., Any]] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        symbols: Symbols,
+        opened: Iterable[str],
+        understood: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    ) -> None:
         self.symbols = symbols
+        self.opened = frozenset(opened)
+        """Modules of the source tree that are executed, when they are first asked for; all others are stubs."""
         self.understood = understood
         """Functions from outside that are executed by a model of theirs instead of recorded."""
         self.tracer: LayerTracer | None = None
@@ -112,8 +128,7 @@ class Sandbox:
         self._files.add(file)
         self._modules[name] = module
         try:
-            tree = ast.fix_missing_locations(_AskInstead().visit(ast.parse(text)))
-            exec(compile(tree, file, "exec"), module.__dict__)
+            exec(_code(file, text), module.__dict__)
         except Refused:
             raise
         except Exception as error:
@@ -126,9 +141,27 @@ class Sandbox:
             ) from error
         return module
 
-    def make_leaves(self, module: ModuleType, entered: set[type]) -> None:
-        """Let the module's classes be called without being entered, but for those that are to be traced."""
-        for value in vars(module).values():
+    def module(self, name: str) -> ModuleType:
+        """An opened module, executed."""
+        if name not in self._modules:
+            path = self.symbols.tree.path_of(name)
+            assert path is not None  # a class was found in it
+            self.execute(name, self.symbols.tree.relative(path), self.symbols.tree.text(name))
+        return self._modules[name]
+
+    def cls(self, symbol: Symbol) -> type:
+        """A class of an opened module."""
+        found: type = getattr(self.module(symbol.module), symbol.name)
+        return found
+
+    def make_leaves(self, entered: Iterable[Symbol]) -> None:
+        """Let the opened modules' classes be called without being entered, but for those that are to be traced."""
+        traced = {ancestor for symbol in entered for ancestor in self.cls(symbol).__mro__}
+        for name in sorted(self.opened):
+            self._make_leaves(self.module(name), traced)
+
+    def _make_leaves(self, module: ModuleType, entered: set[type]) -> None:
+        for value in list(vars(module).values()):
             if isinstance(value, type) and value.__module__ == module.__name__ and value not in entered:
                 # The class is the sandbox's own copy; its name still answers isinstance.
                 members = {"__init__": Leaf.__init__, "__call__": Leaf.__call__, "__getattr__": Leaf.__getattr__}
@@ -138,8 +171,11 @@ class Sandbox:
 
     def name(self, qualified: str) -> Any:
         """What an imported name is: an executed module, a thing in one, or a stub."""
-        if qualified in self._modules:
-            return self._modules[qualified]
+        if qualified in self._modules or qualified in self.opened:
+            return self.module(qualified)
+        symbol = self.symbols.resolve(*qualified.rpartition(".")[::2])
+        if symbol.module in self.opened and symbol.kind is not SymbolKind.UNKNOWN:
+            return getattr(self.module(symbol.module), symbol.name)
         if qualified not in self._stubs:
             self._stubs[qualified] = Stub(self, qualified)
         return self._stubs[qualified]
@@ -148,9 +184,10 @@ class Sandbox:
         """The class behind a stub that is subclassed or instantiated."""
         name = stub.qualified_name
         if name not in self._classes:
-            members = {"sandbox": self, "__module__": "stub", "__qualname__": name.rpartition(".")[2]}
             module, _, own = name.rpartition(".")
-            is_module = self.symbols.is_module_class(self.symbols.resolve(module, own))
+            symbol = self.symbols.resolve(module, own)
+            members = {"sandbox": self, "symbol": symbol, "__module__": "stub", "__qualname__": own}
+            is_module = self.symbols.is_module_class(symbol)
             bases = (Leaf, torch.nn.Module) if is_module else (Leaf,)
             self._classes[name] = type(own, bases, members)
             self._leaves.add(self._classes[name])
@@ -177,14 +214,23 @@ class Sandbox:
 
     def called(self, leaf: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         forward = getattr(type(leaf), "forward", None)
-        if self.tracer is None or self.tracer.enters(leaf):
-            return forward(leaf, *args, **kwargs) if forward else self.name(f"{type(leaf).__name__}()")
+        if self.tracer is None:
+            return self.name(f"{type(leaf).__name__}()")
+        if forward and self.tracer.enters(leaf):
+            return self.tracer.name_exchange(leaf, args, kwargs, forward(leaf, *args, **kwargs))
         return self.tracer.call_leaf(leaf, args, kwargs)
 
     def attribute(self, leaf: Any, attribute: str) -> Any:
-        if attribute.startswith("__") or self.tracer is None:
-            raise AttributeError(attribute)
+        if attribute.startswith("__") or self.tracer is None or not self._may_have(leaf, attribute):
+            raise AttributeError(f"{type(leaf).__name__!r} object has no attribute {attribute!r}")
         return self.tracer.leaf_attribute(leaf, attribute)
+
+    def _may_have(self, leaf: Any, attribute: str) -> bool:
+        """A leaf can have any attribute; a class whose code is executed has what it sets, and what its stubs define."""
+        if type(leaf) in self._leaves:
+            return True
+        stubs = (vars(base)["symbol"] for base in type(leaf).__mro__ if "symbol" in vars(base))
+        return any(self.symbols.defines(symbol, attribute) for symbol in stubs)
 
     def here(self) -> Location | None:
         """The innermost executed source line on the running stack."""
@@ -216,6 +262,8 @@ class Sandbox:
         """Answer a rewritten question, symbolically where an argument is a traced value."""
         if self.tracer is not None and any(self.tracer.is_symbolic(argument) for argument in args):
             return self.tracer.ask(question, args)
+        if self.tracer is not None and (found := self.tracer.ask_inside(question, args)) is not None:
+            return found
         return _CONCRETE[question](*args)
 
     def _import(
@@ -240,9 +288,17 @@ _CONCRETE: Mapping[str, Callable[..., Any]] = {
     "is not": lambda left, right: left is not right,
     "in": lambda left, right: left in right,
     "not in": lambda left, right: left not in right,
+    "item": operator.getitem,
+    "slice": lambda value, *parts: value[slice(*parts)],
     **{name: getattr(builtins, name) for name in sorted(ASKED_BUILTINS)},
 }
 _OPERATORS: Mapping[type[ast.cmpop], str] = {ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"}
+
+
+@lru_cache(maxsize=64)
+def _code(file: str, text: str) -> CodeType:
+    """Compiled source with its questions rewritten; several sandboxes execute the same files."""
+    return compile(ast.fix_missing_locations(_AskInstead().visit(ast.parse(text))), file, "exec")
 
 
 class _AskInstead(ast.NodeTransformer):
@@ -254,6 +310,15 @@ class _AskInstead(ast.NodeTransformer):
         if question is None or len(node.ops) != 1:
             return node
         return self._asked(question, [node.left, node.comparators[0]], node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        self.generic_visit(node)
+        if not isinstance(node.ctx, ast.Load) or isinstance(node.slice, ast.Constant | ast.Tuple):
+            return node
+        if not isinstance(node.slice, ast.Slice):
+            return self._asked("item", [node.value, node.slice], node)
+        parts = [part or ast.Constant(None) for part in (node.slice.lower, node.slice.upper, node.slice.step)]
+        return self._asked("slice", [node.value, *parts], node)
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         self.generic_visit(node)

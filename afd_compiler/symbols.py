@@ -37,6 +37,7 @@ PLATFORM_QUESTIONS = {
     "is_cuda_alike": ("cuda", "rocm"),
     "is_cpu": ("cpu",),
     "is_out_of_tree": ("npu",),
+    "is_xpu": ("xpu",),
 }
 """Methods of vLLM's `current_platform`, and the platforms on which they answer yes."""
 
@@ -80,6 +81,42 @@ class ModuleIndex:
         body = self.classes[class_name].body if class_name in self.classes else []
         return next((node for node in body if isinstance(node, ast.FunctionDef) and node.name == name), None)
 
+    def class_attribute(self, class_name: str, attribute: str) -> str | None:
+        """The global name that a class attribute is set to."""
+        for node in self.classes[class_name].body:
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id=held)) if name == attribute:
+                    return held
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.Name(id=held)) if name == attribute:
+                    return held
+        return None
+
+    @cached_property
+    def tables(self) -> dict[str, dict[str, str]]:
+        """Global dictionaries of names: `{"key": Name, …}`."""
+        found: dict[str, dict[str, str]] = {}
+        for node in self._statements:
+            match node:
+                case (
+                    ast.Assign(targets=[ast.Name(id=table)], value=ast.Dict() as value)
+                    | ast.AnnAssign(target=ast.Name(id=table), value=ast.Dict() as value)
+                ):
+                    pairs = zip(value.keys, value.values, strict=True)
+                    found[table] = {
+                        str(key.value): held.id
+                        for key, held in pairs
+                        if isinstance(key, ast.Constant) and isinstance(held, ast.Name)
+                    }
+        return {table: entries for table, entries in found.items() if entries}
+
+    def names_returned(self, function: str) -> list[str]:
+        """Global names that a function can return, alone or first in a tuple."""
+        body = next(node for node in self._statements if isinstance(node, ast.FunctionDef) and node.name == function)
+        values = [node.value for node in ast.walk(body) if isinstance(node, ast.Return)]
+        firsts = [value.elts[0] if isinstance(value, ast.Tuple) and value.elts else value for value in values]
+        names = [part.id for value in firsts if value for part in ast.walk(value) if isinstance(part, ast.Name)]
+        return [name for name in dict.fromkeys(names) if name in self.names]
+
     @cached_property
     def imports(self) -> dict[str, tuple[str, str]]:
         """Local name -> (module, name in it); the name is "" where the module itself was imported."""
@@ -114,21 +151,46 @@ class ModuleIndex:
         while pending:
             node = pending.pop()
             found.append(node)
-            if isinstance(node, ast.If) and (question := _platform_question(node.test)):
-                branch = node.body if platform_answer(question, self.platform) else node.orelse
-                pending.extend(reversed(branch))
+            if isinstance(node, ast.If) and (taken := _taken(node.test, self.platform)) is not None:
+                pending.extend(reversed(node.body if taken else node.orelse))
+            elif isinstance(node, ast.FunctionDef) and node.name == "__getattr__":
+                pending.extend(reversed(node.body))  # names that a package imports when they are asked for
             elif isinstance(node, ast.If | ast.Try):
                 handlers = [statement for handler in getattr(node, "handlers", []) for statement in handler.body]
                 pending.extend(reversed([*node.body, *handlers, *node.orelse]))
         return found
 
 
-def _platform_question(test: ast.expr) -> str | None:
-    """The method name of a test `current_platform.is_…()`."""
+def _taken(test: ast.expr, platform: str) -> bool | None:
+    """Whether a condition holds when the module is imported on a platform; None where it asks for something else."""
     match test:
+        case ast.Name(id="TYPE_CHECKING"):
+            return False
         case ast.Call(func=ast.Attribute(value=ast.Name(id="current_platform"), attr=question)):
-            return question
+            return platform_answer(question, platform)
+        case ast.Compare(
+            left=ast.Attribute(value=ast.Name(id="current_platform"), attr="device_type"),
+            ops=[ast.Eq()],
+            comparators=[ast.Constant(value=kind)],
+        ):
+            return bool(kind == platform)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            inner = _taken(operand, platform)
+            return None if inner is None else not inner
+        case ast.BoolOp(op=operator, values=values):
+            parts = [_taken(value, platform) for value in values]
+            decisive = isinstance(operator, ast.Or)
+            if decisive in parts:
+                return decisive
+            return None if None in parts else not decisive
     return None
+
+
+def _defined(statement: ast.stmt) -> list[str]:
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+        return [statement.name]
+    targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
 class Symbols:
@@ -137,6 +199,7 @@ class Symbols:
     def __init__(self, tree: SourceTree, platform: str) -> None:
         self.tree, self.platform = tree, platform
         self._indexes: dict[str, ModuleIndex | None] = {}
+        self._resolved: dict[tuple[str, str], Symbol] = {}
 
     def index(self, module: str) -> ModuleIndex | None:
         """Index of a module, or None where the tree does not hold it."""
@@ -151,6 +214,12 @@ class Symbols:
 
     def resolve(self, module: str, name: str) -> Symbol:
         """Follow a name through re-exports to its definition."""
+        key = (module, name)
+        if key not in self._resolved:
+            self._resolved[key] = self._resolve(module, name)
+        return self._resolved[key]
+
+    def _resolve(self, module: str, name: str) -> Symbol:
         seen: set[tuple[str, str]] = set()
         while (module, name) not in seen:
             seen.add((module, name))
@@ -182,6 +251,14 @@ class Symbols:
         index = self.index(symbol.module)
         assert index is not None  # resolve() found the class there
         return any(self.is_module_class(base) for base in self.bases(symbol))
+
+    def defines(self, symbol: Symbol, member: str) -> bool:
+        """Whether a class, or an ancestor of it in the source tree, has a member of that name in its body."""
+        index = self.index(symbol.module)
+        if index is None or symbol.name not in index.classes:
+            return False
+        own = {name for statement in index.classes[symbol.name].body for name in _defined(statement)}
+        return member in own or any(self.defines(base, member) for base in self.bases(symbol))
 
     def bases(self, symbol: Symbol) -> list[Symbol]:
         """Direct bases of a class, each resolved."""

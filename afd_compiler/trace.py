@@ -11,12 +11,12 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torch import fx
 
-from afd_compiler.classes import LayerClasses
+from afd_compiler.classes import LayerClass
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
 from afd_compiler.sandbox import Sandbox
 from afd_compiler.tracer import Child, LayerTracer
@@ -41,26 +41,26 @@ class Trace:
     locations: Mapping[fx.Node, Location]
 
 
-def trace(classes: LayerClasses, sandbox: Sandbox, upstream: ModuleType) -> tuple[Trace, ...]:
-    """Trace all variants of the layer, in a stable order; raise `Refused` where one cannot be followed."""
-    layer = getattr(upstream, classes.layer)
-    sandbox.make_leaves(upstream, set(layer.__mro__))
+def trace(layer: LayerClass, sandbox: Sandbox) -> tuple[Trace, ...]:
+    """Trace all variants of the layer, in a stable order; raise `Refused` where one cannot be followed.
+
+    The sandbox has opened the layer's modules and made leaves of all but the layers.
+    """
+    cls = sandbox.cls(layer.symbol)
     cases: dict[str, list[tuple[Mapping[str, bool], _Construction]]] = {}
-    for answers, way in _explore(lambda known: _construct_only(sandbox, layer, classes, known), {}, classes):
+    for answers, way in _explore(lambda known: _construct_only(sandbox, cls, layer, known), {}, layer):
         cases.setdefault(way.key, []).append((answers, way))
     return tuple(
         replace(variant, constructions=tuple(f"{_answers_text(answers)}: {way.arguments}" for answers, way in ways))
         for ways in cases.values()
-        for _, variant in _explore(
-            lambda known: trace_one(sandbox, layer, classes, known, forks=True), ways[0][0], classes
-        )
+        for _, variant in _explore(lambda known: trace_one(sandbox, cls, layer, known, forks=True), ways[0][0], layer)
     )
 
 
 def trace_one(
     sandbox: Sandbox,
-    layer: type,
-    classes: LayerClasses,
+    cls: type,
+    layer: LayerClass,
     answers: Mapping[str, bool],
     *,
     forks: bool,
@@ -72,15 +72,15 @@ def trace_one(
     `received` says that forward's inputs are activations, as the FFN role's are.
     """
     tracer = LayerTracer(sandbox, entered, answers, forks=forks, received=received)
-    with tracing(sandbox, tracer, classes.layer):
-        root = tracer.construct(layer, constructor_arguments(tracer, classes))
+    with tracing(sandbox, tracer, layer.name):
+        root = tracer.construct(cls, constructor_arguments(tracer, layer))
         constructed = dict(tracer.asked)
         inputs = forward_parameters(type(root))
         output = tracer.graph.output(tracer.create_arg(tracer.forward(root, inputs)))
-        tracer.locations[output] = classes.location
+        tracer.locations[output] = layer.location
     asked_in_forward = {question: yes for question, yes in tracer.asked.items() if question not in constructed}
     variant = Trace(
-        name=_variant_name(tracer, root, asked_in_forward, classes),
+        name=_variant_name(tracer, root, asked_in_forward, layer),
         answers=MappingProxyType(dict(tracer.answers)),
         constructions=(),
         children=MappingProxyType(dict(tracer.children)),
@@ -91,14 +91,15 @@ def trace_one(
     return tracer.asked, variant
 
 
-def constructor_arguments(tracer: LayerTracer, classes: LayerClasses) -> dict[str, Any]:
+def constructor_arguments(tracer: LayerTracer, layer: LayerClass) -> dict[str, Any]:
     """Symbolic values for the keywords that upstream's model passes."""
-    return {name: tracer.input(name) for name in classes.layer_arguments}
+    return {name: tracer.input(name) for name in layer.arguments}
 
 
 def forward_parameters(layer: type) -> tuple[str, ...]:
-    """Names of forward's parameters without self."""
-    return tuple(inspect.signature(layer.forward).parameters)[1:]  # type: ignore[attr-defined]  # every layer has one
+    """Names of forward's parameters, without self and without what only `**kwargs` takes."""
+    parameters = inspect.signature(layer.forward).parameters.values()  # type: ignore[attr-defined]  # layers have one
+    return tuple(item.name for item in parameters if item.kind is not item.VAR_KEYWORD)[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,12 @@ class _Construction:
 
 
 def _construct_only(
-    sandbox: Sandbox, layer: type, classes: LayerClasses, answers: Mapping[str, bool]
+    sandbox: Sandbox, cls: type, layer: LayerClass, answers: Mapping[str, bool]
 ) -> tuple[dict[str, bool], _Construction]:
     """Build the layer, and describe the outcome."""
     tracer = LayerTracer(sandbox, frozenset(), answers, forks=True)
-    with tracing(sandbox, tracer, classes.layer):
-        root = tracer.construct(layer, constructor_arguments(tracer, classes))
+    with tracing(sandbox, tracer, layer.name):
+        root = tracer.construct(cls, constructor_arguments(tracer, layer))
         plain = {name: value for name, value in vars(root).items() if name not in tracer.children and name[0] != "_"}
         # A flag that this path has decided is that decision, however it came about.
         attributes = {name: _first(tracer.settled(value), tracer.value_text(value)) for name, value in plain.items()}
@@ -131,7 +132,7 @@ def _first(decided: bool | None, text: str) -> str:
 
 
 def _explore(
-    run: Callable[[Mapping[str, bool]], tuple[dict[str, bool], T]], known: Mapping[str, bool], classes: LayerClasses
+    run: Callable[[Mapping[str, bool]], tuple[dict[str, bool], T]], known: Mapping[str, bool], layer: LayerClass
 ) -> Iterator[tuple[dict[str, bool], T]]:
     """Run with every combination of answers that the run can reach, starting from those known."""
     pending: list[dict[str, bool]] = [dict(known)]
@@ -140,18 +141,25 @@ def _explore(
         answers = pending.pop()
         paths += 1
         if paths > MOST_PATHS:
-            raise _too_many(classes)
+            raise _too_many(layer)
         try:
             asked, outcome = run(answers)
         except UpstreamRaised as raised:
             asked, outcome = raised.asked, None
-        fresh = [question for question in asked if question not in answers]
-        # Deepest question last, so that it is flipped first and the order of variants follows the source.
-        for position, question in enumerate(fresh):
-            earlier = {name: asked[name] for name in fresh[:position]}
-            pending.append({**answers, **earlier, question: not asked[question]})
+        pending += other_paths(answers, asked)
         if outcome is not None:
             yield {**answers, **asked}, outcome
+
+
+def other_paths(answers: Mapping[str, bool], asked: Mapping[str, bool]) -> Iterator[dict[str, bool]]:
+    """Answers that lead to the paths which part from this run's: one for each question it answered by itself.
+
+    The deepest question comes last, so that it is flipped first and the order of variants follows the source.
+    """
+    fresh = [question for question in asked if question not in answers]
+    for position, question in enumerate(fresh):
+        earlier = {name: asked[name] for name in fresh[:position]}
+        yield {**answers, **earlier, question: not asked[question]}
 
 
 class UpstreamRaised(Exception):
@@ -181,9 +189,9 @@ def tracing(sandbox: Sandbox, tracer: LayerTracer, name: str) -> Iterator[None]:
         sandbox.tracer = None
 
 
-def _variant_name(tracer: LayerTracer, root: Any, asked: Mapping[str, bool], classes: LayerClasses) -> str:
+def _variant_name(tracer: LayerTracer, root: Any, asked: Mapping[str, bool], layer: LayerClass) -> str:
     """Submodule classes and forward's questions, with attributes in place of the expressions that made them."""
-    kinds = [f"{name}={child.class_name}" for name, child in tracer.children.items() if name in classes.split_children]
+    kinds = [f"{name}={child.class_name}" for name, child in tracer.children.items() if name in layer.split_children]
     known = {
         tracer.value_text(value): f"self.{name}" for name, value in vars(root).items() if tracer.is_symbolic(value)
     }
@@ -201,11 +209,11 @@ def _answers_text(answers: Mapping[str, bool]) -> str:
     return ", ".join(question if yes else f"not ({question})" for question, yes in answers.items())
 
 
-def _too_many(classes: LayerClasses) -> Refused:
+def _too_many(layer: LayerClass) -> Refused:
     return Refused(
         RefusalKind.TOO_MANY_VARIANTS,
-        at=classes.location,
-        name=classes.layer,
+        at=layer.location,
+        name=layer.name,
         saw=f"more than {MOST_PATHS} paths through the layer",
         do="split the spec by architecture, or fix an option in it",
     )

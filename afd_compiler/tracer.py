@@ -9,6 +9,7 @@ import dis
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -16,6 +17,8 @@ from unittest.mock import patch
 
 import torch
 from torch import fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
 from afd_compiler.sandbox import Leaf, Sandbox, Stub
@@ -61,13 +64,28 @@ class Symbolic(fx.Proxy):
         operation, count = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 2]
         if operation == _UNPACK:
             return iter([operator.getitem(self, position) for position in range(count)])
-        raise self.tracer.refused(str(self), "a loop over a traced value")
+        return iter([self.tracer.any_item(self)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
 
+    def __enter__(self) -> Any:
+        return self.tracer.create_proxy("call_method", "__enter__", (self,), {})
+
+    def __exit__(self, *_: object) -> None:
+        self.tracer.create_proxy("call_method", "__exit__", (self,), {})
+
+    def __len__(self) -> int:
+        raise TypeError("the length of a traced value is not known")
+
     def __str__(self) -> str:
-        return self.tracer.text(self.node)
+        return self.tracer.spelled(self)
+
+    def __format__(self, _: str) -> str:
+        return str(self)
+
+    def __deepcopy__(self, _: object) -> Any:
+        return self.tracer.create_proxy("call_function", deepcopy, (self,), {})
 
     def __hash__(self) -> int:
         return id(self)
@@ -118,13 +136,21 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         self._root: Any = None
         self._dtype: Any = None
         self._tensors: set[fx.Node] = set()
+        self._spelled: dict[str, Symbolic] = {}
+        self._paths: dict[int, str] = {}
 
     def construct(self, cls: type, arguments: Mapping[str, Any]) -> Any:
         """Build the layer; its submodules are recorded, not entered."""
-        self._root = root = cls(**arguments)
-        members = {id(value): name for name, value in [*vars(root).items(), *vars(root).get("_modules", {}).items()]}
+        with patch.object(torch.nn.Module, "__setattr__", _set_member), _SymbolicFactories(self):
+            self._root = root = cls(**arguments)
+        named = [*vars(root).items(), *vars(root).get("_modules", {}).items()]
+        members = {id(value): name for name, value in reversed(named)}  # the first name, as in named_parameters
+        for name, value in named:
+            if type(value) in (torch.nn.ModuleList, torch.nn.Sequential):
+                members |= {id(item): f"{name}.{position}" for position, item in enumerate(value)}
         for identity, (value, words, location) in self._built.items():
             if name := members.get(identity):
+                self._paths[identity] = name
                 self.children[name] = Child(name, type(value).__name__, words, location)
         return root
 
@@ -209,9 +235,27 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
     def ask(self, question: str, args: tuple[Any, ...]) -> Any:
         if question in _QUESTIONS:
             return self.create_proxy("call_function", _QUESTIONS[question], args, {})
-        if question == "isinstance" and args[1] is torch.Tensor:
+        if question == "isinstance" and (
+            args[1] is torch.Tensor or (isinstance(args[1], tuple) and torch.Tensor in args[1])
+        ):
             return True
+        if question == "item" and isinstance(args[0], dict):
+            return self._chosen(args[0], args[1])
+        if question == "slice" and not self.is_symbolic(args[0]):
+            return self._any_part(args[0])
+        if question in ("item", "slice"):
+            key = args[1] if question == "item" else slice(*args[1:])
+            return self.create_proxy("call_function", operator.getitem, (args[0], key), {})
         return self.create_proxy("call_function", self.sandbox.name(question), args, {})
+
+    def ask_inside(self, question: str, args: tuple[Any, ...]) -> Any:
+        """The answer where a plain argument has something symbolic in it; None where it has not."""
+        if question in ("in", "not in") and isinstance(args[1], list | tuple | set):
+            if any(map(self.is_symbolic, args[1])):
+                return self.create_proxy("call_function", self.sandbox.name(question), (args[0], list(args[1])), {})
+        elif question == "int" and isinstance(args[0], str):
+            return self._spelled.get(args[0])
+        return None
 
     def decide(self, question: str) -> bool:
         """The answer to a question on this path."""
@@ -237,6 +281,12 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
     def call_leaf(self, leaf: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return self.create_proxy("call_module", self._path_of(leaf), args, dict(kwargs))
 
+    def name_exchange(self, leaf: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+        """Let what a stand-in gives be known by upstream's own call, so that questions about it are upstream's."""
+        if isinstance(result, fx.Proxy) and id(leaf) in self._paths:
+            self._texts[result.node] = f"self.{self._paths[id(leaf)]}({self.arguments_text(args, kwargs)})"
+        return result
+
     def leaf_attribute(self, leaf: Any, attribute: str) -> Any:
         # While a model is built, its submodules may be asked before they have a place in it.
         owner = type(leaf).__name__ if self._dtype is None else self._path_of(leaf)
@@ -247,10 +297,34 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
             return self._dtype
         return self.create_proxy("call_function", getattr, (value, name), {})
 
+    def any_item(self, values: Symbolic | Stub) -> fx.Proxy:
+        """One item for all that a loop in a constructor takes from a value; both halves run that same constructor."""
+        if self._dtype is not None:
+            raise self.refused(self.value_text(values), "a loop over a traced value")
+        return self.create_proxy("call_function", next, (values,), {})
+
+    def _chosen(self, table: Mapping[Any, Any], key: Symbolic) -> Any:
+        """The entry of a dictionary that this path takes for a symbolic key."""
+        for known, value in table.items():
+            if key == known:
+                return value
+        raise KeyError(self.text(key.node))
+
+    def _any_part(self, values: Any) -> Any:
+        """All of a sequence for the part that a constructor takes of it."""
+        if self._dtype is not None:
+            raise self.refused(type(values).__name__, "a part of a list, by a traced value")
+        return values
+
+    def spelled(self, value: Symbolic) -> str:
+        """What stands for a value within a string, so that a number can be read back: a module's path, say."""
+        text = self.text(value.node).replace(".", "·")
+        self._spelled[text] = value
+        return text
+
     def _path_of(self, leaf: Any) -> str:
-        for name in self.children:
-            if getattr(self._root, name) is leaf:
-                return name
+        if id(leaf) in self._paths:
+            return self._paths[id(leaf)]
         raise self.refused(type(leaf).__name__, "an object that is no direct submodule of the layer is used")
 
     def refused(self, name: str, saw: str) -> Refused:
@@ -281,6 +355,8 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         if isinstance(value, tuple | list):
             inner = ", ".join(self.value_text(item) for item in value)
             return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
+        if isinstance(value, dict):
+            return "{" + ", ".join(self.value_text(key) for key in value) + "}"
         if isinstance(value, slice):
             return ":".join("" if part is None else self.value_text(part) for part in (value.start, value.stop))
         if isinstance(value, Leaf | torch.nn.Module):
@@ -307,6 +383,32 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         if name in _SYMBOLS and len(args) == 2:
             return f"{self.value_text(args[0])} {_SYMBOLS[name]} {self.value_text(args[1])}"
         return f"{target_name(target)}({self.arguments_text(args, node.kwargs)})"
+
+
+class _SymbolicFactories(TorchFunctionMode):
+    """Records torch functions that a constructor calls with symbolic sizes."""
+
+    def __init__(self, tracer: LayerTracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        words = kwargs or {}
+        if any(self.tracer.is_symbolic(leaf) for leaf in tree_leaves((args, words))):
+            return self.tracer.create_proxy("call_function", function, args, words)
+        return function(*args, **words)
+
+
+_set_natively = torch.nn.Module.__setattr__
+
+
+def _set_member(self: torch.nn.Module, name: str, value: Any) -> None:
+    """nn.Module's, but for a symbolic value in the place of a submodule: a head that becomes the embedding, say."""
+    if isinstance(value, fx.Proxy):
+        vars(self).get("_modules", {}).pop(name, None)
+    _set_natively(self, name, value)
 
 
 def _made_by_module(node: fx.Node) -> bool:

@@ -23,14 +23,12 @@ from torch import fx
 from afd_compiler import names
 from afd_compiler.canonical import Canonical, Effect, canonical_form, composed_form
 from afd_compiler.capture import HOST_READS, hazards_of
-from afd_compiler.classes import LayerClasses
-from afd_compiler.construction import check_construction
+from afd_compiler.classes import FamilyClasses, LayerClass
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
 from afd_compiler.effects import forward_nodes
 from afd_compiler.partition import Partition
 from afd_compiler.sandbox import Sandbox
 from afd_compiler.source import sha256_of
-from afd_compiler.symbols import ModuleIndex
 from afd_compiler.trace import Trace, trace_one
 
 RUNTIME_MODULE = "afd_runtime.split"
@@ -48,7 +46,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was proved of an emitted module."""
+    """What was proved of one layer of an emitted module."""
 
     variants: tuple[str, ...]
     checks: tuple[Check, ...]
@@ -56,46 +54,8 @@ class Proof:
     """Hash of what upstream's layer does in all its variants; equal hashes mean equal layers, across releases too."""
 
 
-def verify(
-    classes: LayerClasses,
-    cut: Partition,
-    traces: tuple[Trace, ...],
-    sandbox: Sandbox,
-    index: ModuleIndex,
-    text: str,
-) -> Proof:
-    """Prove the emitted text against all traces, or raise `Refused` with a counterexample."""
-    emitted = _execute(sandbox, text)
-    _check_causal_lms(classes, sandbox, emitted)
-    _check_emitted_code(classes, text)
-    for upstream in traces:
-        attention = _half(sandbox, emitted, names.ATTENTION_LAYER, classes, upstream)
-        ffn = _half(sandbox, emitted, names.FFN_LAYER, classes, upstream)
-        _check_translation(classes, upstream, attention, ffn)
-        _check_cover(classes, cut, upstream, attention, ffn)
-        _check_capture(classes, (attention, ffn))
-    built = check_construction(classes, sandbox.symbols, index, traces, lambda other: _execute(other, text))
-    count = len(traces)
-    return Proof(
-        variants=tuple(trace.name for trace in traces),
-        checks=(
-            Check("translation", count, "upstream's graph equals the two halves joined at the connector nodes"),
-            Check("weight-cover", count, "every submodule is built by exactly one role, as upstream builds it"),
-            Check("capture-safety", count, "no host read of a tensor, one exchange per layer"),
-            Check(
-                "construction", count, f"both roles' whole models are built as upstream's; tried in {built} settings"
-            ),
-        ),
-        behaviour=sha256_of(repr([_behaviour(trace) for trace in traces])),
-    )
-
-
-def _behaviour(trace: Trace) -> tuple[object, ...]:
-    children = [(child.name, child.class_name, child.arguments) for child in trace.children.values()]
-    return (trace.name, trace.constructions, trace.inputs, children, str(canonical_form(trace)))
-
-
-def _execute(sandbox: Sandbox, text: str) -> ModuleType:
+def load_emitted(sandbox: Sandbox, text: str) -> ModuleType:
+    """Execute an emitted module, and the part of the runtime that it is built from."""
     found = find_spec(RUNTIME_MODULE.partition(".")[0])
     assert found is not None  # same distribution
     assert found.origin is not None
@@ -104,43 +64,88 @@ def _execute(sandbox: Sandbox, text: str) -> ModuleType:
     return sandbox.execute(EMITTED_MODULE, EMITTED_FILE, text)
 
 
-def _half(sandbox: Sandbox, emitted: ModuleType, name: str, classes: LayerClasses, upstream: Trace) -> Trace:
+def verify(
+    layer: LayerClass, cut: Partition, traces: tuple[Trace, ...], sandbox: Sandbox, emitted: ModuleType
+) -> Proof:
+    """Prove one layer of the emitted module against all its traces, or raise `Refused` with a counterexample."""
+    for upstream, exchanges in zip(traces, cut.exchanges, strict=True):
+        attention, ffn = (_half(sandbox, emitted, role, layer, upstream) for role in names.ROLES)
+        _check_translation(layer, upstream, exchanges, attention, ffn)
+        _check_cover(layer, cut, upstream, attention, ffn)
+        _check_capture(layer, (attention, ffn))
+    count = len(traces)
+    return Proof(
+        variants=tuple(trace.name for trace in traces),
+        checks=(
+            Check("translation", count, "upstream's graph equals the two halves joined at the connector nodes"),
+            Check("weight-cover", count, "every submodule is built by exactly one role, as upstream builds it"),
+            Check("capture-safety", count, "no host read of a tensor, at most one exchange per layer"),
+        ),
+        behaviour=sha256_of(repr([_behaviour(trace) for trace in traces])),
+    )
+
+
+def check_module(classes: FamilyClasses, sandbox: Sandbox, emitted: ModuleType, text: str) -> None:
+    """Raise `Refused` where the emitted module as a whole does what it must not."""
+    for symbol in dict.fromkeys(symbol for _, symbol in classes.architectures):
+        for role in names.ROLES:
+            ours = getattr(emitted, names.role_class(role, symbol.name))
+            if not issubclass(ours, sandbox.cls(symbol)):
+                raise AssertionError(f"the emitted {role} class of {symbol.name} does not derive from upstream's")
+    for hazard in hazards_of(text, EMITTED_FILE, frozenset({"forward"})):
+        layer = classes.layers[0]
+        raise _not_capture_safe(layer, layer.location, f"{hazard.saw} ({hazard.at})")
+
+
+def _behaviour(trace: Trace) -> tuple[object, ...]:
+    children = [(child.name, child.class_name, child.arguments) for child in trace.children.values()]
+    return (trace.name, trace.constructions, trace.inputs, children, str(canonical_form(trace)))
+
+
+def _half(sandbox: Sandbox, emitted: ModuleType, role: str, layer: LayerClass, upstream: Trace) -> Trace:
     entered = frozenset({EMITTED_MODULE, RUNTIME_MODULE})
-    layer = getattr(emitted, name)
+    name = names.role_class(role, layer.name)
     try:
         _, half = trace_one(
-            sandbox, layer, classes, upstream.answers, forks=False, entered=entered, received=name == names.FFN_LAYER
+            sandbox,
+            getattr(emitted, name),
+            layer,
+            upstream.answers,
+            forks=False,
+            entered=entered,
+            received=role == "ffn",
         )
     except Refused as reason:
-        raise _not_equal(classes, upstream, classes.location, f"{name} cannot be followed: {reason.saw}") from reason
+        raise _not_equal(layer, upstream, layer.location, f"{name} cannot be followed: {reason.saw}") from reason
     return half
 
 
-def _check_translation(classes: LayerClasses, upstream: Trace, attention: Trace, ffn: Trace) -> None:
+def _check_translation(layer: LayerClass, upstream: Trace, exchanges: int, attention: Trace, ffn: Trace) -> None:
     native, split = canonical_form(upstream), composed_form(attention, ffn)
-    if split.hops != 1:
-        raise _not_equal(classes, upstream, classes.location, f"the split makes {split.hops} exchanges instead of one")
+    if not exchanges <= split.hops <= 1:
+        saw = f"the split makes {split.hops} exchanges instead of {exchanges}"
+        raise _not_equal(layer, upstream, layer.location, saw)
     for theirs, ours in zip(native.effects, split.effects, strict=False):
         if theirs.term != ours.term:
-            raise _not_equal(classes, upstream, theirs.location, f"upstream's {_show(theirs)} became {_show(ours)}")
-    _check_lengths(classes, upstream, native, split)
+            raise _not_equal(layer, upstream, theirs.location, f"upstream's {_show(theirs)} became {_show(ours)}")
+    _check_lengths(layer, upstream, native, split)
     if native.result != split.result:
-        raise _not_equal(classes, upstream, classes.location, "the layer returns other values than upstream's")
+        raise _not_equal(layer, upstream, layer.location, "the layer returns other values than upstream's")
 
 
-def _check_lengths(classes: LayerClasses, upstream: Trace, native: Canonical, split: Canonical) -> None:
+def _check_lengths(layer: LayerClass, upstream: Trace, native: Canonical, split: Canonical) -> None:
     common = min(len(native.effects), len(split.effects))
     if lost := native.effects[common:]:
-        raise _not_equal(classes, upstream, lost[0].location, f"upstream's {_show(lost[0])} is done by neither half")
+        raise _not_equal(layer, upstream, lost[0].location, f"upstream's {_show(lost[0])} is done by neither half")
     if added := split.effects[common:]:
-        raise _not_equal(classes, upstream, added[0].location, f"{_show(added[0])} is done that upstream does not do")
+        raise _not_equal(layer, upstream, added[0].location, f"{_show(added[0])} is done that upstream does not do")
 
 
 def _show(effect: Effect) -> str:
     return f"`{effect.shown}` ({effect.location})"
 
 
-def _check_cover(classes: LayerClasses, cut: Partition, upstream: Trace, attention: Trace, ffn: Trace) -> None:
+def _check_cover(layer: LayerClass, cut: Partition, upstream: Trace, attention: Trace, ffn: Trace) -> None:
     owners = dict(cut.owners)
     for name, child in upstream.children.items():
         built = {
@@ -149,59 +154,45 @@ def _check_cover(classes: LayerClasses, cut: Partition, upstream: Trace, attenti
             if (twin := half.children.get(name))
             and (twin.class_name, twin.arguments) == (child.class_name, child.arguments)
         }
-        if built != {owners.get(name)}:
+        owner = owners.get(name.partition(".")[0])
+        if built != {owner}:
             shown = " and ".join(sorted(built)) or "neither role"
-            saw = f"submodule {name} ({child.class_name}) belongs to {owners.get(name)} and is built by {shown}"
+            saw = f"submodule {name} ({child.class_name}) belongs to {owner} and is built by {shown}"
             raise Refused(
                 RefusalKind.OWNERLESS,
                 at=child.location,
-                name=classes.layer,
+                name=layer.name,
                 saw=saw,
                 do="report this layer to afd-compiler: its __init__ builds the submodule in a way that is not followed",
             )
 
 
-def _check_capture(classes: LayerClasses, halves: tuple[Trace, ...]) -> None:
+def _check_capture(layer: LayerClass, halves: tuple[Trace, ...]) -> None:
     for half in halves:
         for node in forward_nodes(half.graph):
             if _reads_on_host(node):
-                raise Refused(
-                    RefusalKind.NOT_CAPTURE_SAFE,
-                    at=half.locations[node],
-                    name=f"{classes.layer}.forward",
-                    saw=f"`{node.target}` reads a tensor on the host",
-                    do="serve this family unsplit: its forward cannot be recorded in a graph",
-                )
+                raise _not_capture_safe(layer, half.locations[node], f"`{node.target}` reads a tensor on the host")
 
 
-def _check_emitted_code(classes: LayerClasses, text: str) -> None:
-    for hazard in hazards_of(text, EMITTED_FILE, frozenset({"forward"})):
-        raise Refused(
-            RefusalKind.NOT_CAPTURE_SAFE,
-            at=classes.location,
-            name=f"{classes.layer}.forward",
-            saw=f"{hazard.saw} ({hazard.at})",
-            do="serve this family unsplit: its forward cannot be recorded in a graph",
-        )
+def _not_capture_safe(layer: LayerClass, at: Location, saw: str) -> Refused:
+    return Refused(
+        RefusalKind.NOT_CAPTURE_SAFE,
+        at=at,
+        name=f"{layer.name}.forward",
+        saw=saw,
+        do="serve this family unsplit: its forward cannot be recorded in a graph",
+    )
 
 
 def _reads_on_host(node: fx.Node) -> bool:
     return node.op == "call_method" and node.target in HOST_READS
 
 
-def _check_causal_lms(classes: LayerClasses, sandbox: Sandbox, emitted: ModuleType) -> None:
-    native = sandbox.name(classes.module)
-    for _, name in classes.architectures:
-        for role in ("attention", "ffn"):
-            if not issubclass(getattr(emitted, names.causal_lm_class(role, name)), getattr(native, name)):
-                raise AssertionError(f"emitted {role} class of {name} does not derive from upstream's")
-
-
-def _not_equal(classes: LayerClasses, upstream: Trace, at: Location, saw: str) -> Refused:
+def _not_equal(layer: LayerClass, upstream: Trace, at: Location, saw: str) -> Refused:
     return Refused(
         RefusalKind.NOT_EQUAL,
         at=at,
-        name=f"{classes.layer}.forward",
+        name=f"{layer.name}.forward",
         saw=f"{saw}, in the variant {upstream.name}",
         do="the cut would change the model here; keep it unsplit, and report the layer to afd-compiler",
     )

@@ -5,8 +5,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-REQUIRED_CHECKS = ("translation", "weight-cover", "capture-safety", "construction")
-"""What must have been proved, for every variant, before a wrapper may serve."""
+LAYER_CHECKS = ("translation", "weight-cover", "capture-safety")
+"""What must have been proved of each layer, for every variant, before a wrapper may serve."""
+MODULE_CHECKS = ("construction",)
+"""What must have been proved of the whole."""
 Direction = Literal["attention->ffn", "ffn->attention"]
 
 
@@ -40,37 +42,58 @@ class Roles(_Record):
     ffn: str
 
 
+class Layer(_Record):
+    """A decoder layer: where it is cut, what crosses, who owns what, and what was proved."""
+
+    layer_class: str
+    source: str
+    """Upstream file, relative to the folder that holds the vllm package."""
+    behaviour_sha256: str
+    """Of what upstream's layer does in all its variants, whatever the lines it stands on."""
+    boundary: tuple[str, ...]
+    overlap: bool
+    """Whether attention has work that could run while the FFN does its own."""
+    variants: tuple[str, ...]
+    exchanges: tuple[int, ...]
+    """Of each variant."""
+    cut: tuple[Value, ...]
+    owners: dict[str, str]
+    """Submodule of the layer to role."""
+    checks: tuple[Check, ...]
+
+    def unproved(self) -> tuple[str, ...]:
+        """Names of required checks that are missing, or that do not cover every variant."""
+        covered = {check.name for check in self.checks if check.variants == len(self.variants)}
+        return tuple(name for name in LAYER_CHECKS if not self.variants or name not in covered)
+
+
 class Manifest(_Record):
     """`<family>.json` beside `<family>.py`."""
 
-    format: int = 1
+    format: int = 2
     family: str
     vllm: str
     """Release without a build label, for instance "0.32.0"."""
     platform: str
     compiler: str
-    source: str
-    """Upstream file, relative to the folder that holds the vllm package."""
-    source_sha256: str
+    sources: dict[str, str]
+    """Upstream file, relative to the folder that holds the vllm package, to sha256: all that the proof rests on."""
     module_sha256: str
     """Of the emitted `.py`."""
-    behaviour_sha256: str
-    """Of what upstream's layer does in all its variants, whatever the lines it stands on."""
-    layer_class: str
-    boundary: tuple[str, ...]
     architectures: dict[str, Roles]
     """By native architecture name."""
-    variants: tuple[str, ...]
-    cut: tuple[Value, ...]
+    layers: tuple[Layer, ...]
     owners: dict[str, str]
-    """Module path to role."""
+    """Module path to role: of the layers' submodules and of what stands around the layers."""
     checks: tuple[Check, ...]
     verdict: Literal["proved"]
 
     def unproved(self) -> tuple[str, ...]:
         """Names of required checks that are missing, or that do not cover every variant."""
-        covered = {check.name for check in self.checks if check.variants == len(self.variants)}
-        return tuple(name for name in REQUIRED_CHECKS if not self.variants or name not in covered)
+        variants = sum(len(layer.variants) for layer in self.layers)
+        covered = {check.name for check in self.checks if check.variants == variants}
+        whole = tuple(name for name in MODULE_CHECKS if not self.layers or name not in covered)
+        return (*(name for layer in self.layers for name in layer.unproved()), *whole)
 
 
 def read_manifest(path: Path) -> Manifest:

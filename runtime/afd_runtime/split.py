@@ -1,7 +1,8 @@
 """What emitted modules are built from: stand-ins for what a role does not own, and the two roles' model mixins."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -10,23 +11,57 @@ from vllm.model_executor.models.utils import PPMissingLayer, extract_layer_index
 
 from afd_runtime import ops
 
+_bindings: list[tuple[object, dict[str, object], dict[str, object]]] = []
+"""What is bound now: (module or class, stand-ins, natives), the latest last."""
+
 
 @contextmanager
-def bind(module: ModuleType, **names: object) -> Iterator[None]:
-    """Rebind globals of an upstream module while its own constructors run."""
+def bind(owner: ModuleType | type, **names: object) -> Iterator[None]:
+    """Rebind globals of an upstream module, or attributes of a class, while upstream's own constructors run."""
     for name in names:
-        if not hasattr(module, name):
-            raise AttributeError(f"{module.__name__} has no {name!r} to bind: the wrapper was made from other source")
-    native = {name: getattr(module, name) for name in names}
+        if not hasattr(owner, name):
+            raise AttributeError(f"{owner.__name__} has no {name!r} to bind: the wrapper was made from other source")
+    native = {name: getattr(owner, name) for name in names}
+    _bindings.append((owner, names, native))
     try:
-        vars(module).update(names)
+        _set(owner, names)
         yield
     finally:
-        vars(module).update(native)
+        _set(owner, native)
+        _bindings.pop()
+
+
+def owned(cls: type) -> Callable[..., Any]:
+    """A class of what the role owns, built with all names as upstream has them: its own code uses bound ones too."""
+    return partial(_build_natively, cls)
+
+
+def _build_natively(cls: type, *args: Any, **kwargs: Any) -> Any:
+    suspended = [*_bindings]
+    _bindings.clear()
+    for owner, _, native in reversed(suspended):
+        _set(owner, native)
+    try:
+        return cls(*args, **kwargs)
+    finally:
+        for owner, names, _ in suspended:
+            _set(owner, names)
+        _bindings.extend(suspended)
+
+
+def _set(owner: object, names: dict[str, object]) -> None:
+    for name, value in names.items():
+        setattr(owner, name, value)
 
 
 class Unowned(PPMissingLayer):
     """In the place of a module that the other role owns; has no parameters and takes any constructor arguments."""
+
+    weight = None
+
+    def tie_weights(self, *_: object) -> "Unowned":
+        """A head that shares the embedding's weights is as little here as the embedding."""
+        return self
 
 
 class RemoteFFN(Unowned):
@@ -40,6 +75,18 @@ class RemoteFFN(Unowned):
         tokens, hidden = hidden_states.shape
         ticket = ops.send(hidden_states, self.layer, self.opens_step)
         return ops.recv(ticket, tokens, hidden, hidden_states.dtype, self.layer)
+
+
+class OutlinedLayer:
+    """In front of upstream's layer on the attention role, where the FFN's work is more than a call of one module."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.afd_ffn = RemoteFFN()
+
+    def exchange(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] to the FFN role, and what it makes of it back."""
+        return self.afd_ffn.exchange(hidden_states)
 
 
 class FFNLayer:
@@ -80,13 +127,15 @@ class _RoleModel(_Model):
         from afd_runtime.log import init_logger
 
         unowned = {tuple(name.split(".")) for name, module in self.named_modules() if isinstance(module, Unowned)}
+        mapper = getattr(self, "hf_to_vllm_mapper", None)
         loaded = left = 0
         latest = "nothing yet"
 
         def owned() -> Iterator[tuple[str, torch.Tensor]]:
             nonlocal loaded, left, latest
             for name, tensor in weights:
-                path = tuple(name.split("."))
+                here = mapper.apply_list([name]) if mapper else [name]
+                path = tuple((here or [name])[0].split("."))
                 if any(path[:end] in unowned for end in range(1, len(path))):
                     left += 1
                     continue

@@ -32,9 +32,9 @@ class Installed:
     """The folder that holds the vllm package."""
 
     def has_source_of(self, manifest: Manifest) -> bool:
-        """Whether the file that a wrapper was compiled from is the one that is installed."""
-        source = self.root / manifest.source
-        return source.is_file() and _sha256(source) == manifest.source_sha256
+        """Whether the files that a wrapper was compiled from are the ones that are installed."""
+        files = ((self.root / source, digest) for source, digest in manifest.sources.items())
+        return all(file.is_file() and _sha256(file) == digest for file, digest in files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,8 @@ def find_wrapper(architecture: str, platform: str) -> Wrapper:
     for path, manifest in _manifests(_folders_of(package), architecture):
         if vllm.has_source_of(manifest):
             return _checked(path, manifest, architecture, package)
-        reason = f"{manifest.source} of vLLM {vllm.release} is not the file that its wrapper was compiled from"
+        files = ", ".join(manifest.sources)
+        reason = f"{files} of vLLM {vllm.release} is not what its wrapper was compiled from"
     if not (found := _compiled(vllm, architecture)):
         _compile(architecture, platform, vllm, reason)
         found = _compiled(vllm, architecture)
