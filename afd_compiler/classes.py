@@ -47,7 +47,7 @@ class LayerClass:
     class_attributes: tuple[tuple[str, str], ...]
     """(submodule, class attribute that holds its class) where the layer builds it by `self.<class attribute>(…)`."""
     expert_names: tuple[GlobalName, ...]
-    """By which the opened modules know the classes of `moe_children`."""
+    """By which the opened modules know the classes of the layer's experts."""
     inner_names: tuple[tuple[str, frozenset[GlobalName]], ...]
     """(submodule, global names that the code of its classes uses): what must keep its meaning while it is built."""
 
@@ -191,7 +191,7 @@ def _layer(built: Constructs, layer: Symbol, around: list[Symbol], opened: tuple
     attention = tuple(name for name in built.children(layer, built.is_attention) if name not in moe)
     dense = tuple(name for name in built.children(layer, built.is_dense) if name not in (*moe, *attention))
     constructs = built.built_by(layer)
-    experts = {built.resolve(name) for child, group in built.modules(layer) if child in moe for name in group}
+    experts = {built.resolve(name) for _, group in built.modules(layer) for name in group if built.is_moe(name)}
     return LayerClass(
         symbol=layer,
         location=Location(file_of(layer.module), built.node(layer).lineno),

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import track
 
 from afd_compiler import __version__
+from afd_compiler.batch import compile_families
 from afd_compiler.diagnostics import UsageError
 from afd_compiler.outcome import Compiled, Outcome
-from afd_compiler.pipeline import compile_family
 from afd_compiler.render import render_diff, render_list, render_outcome
 from afd_compiler.report import EmittedFile, drift_of, files_of, layer_entries, write
 from afd_compiler.source import SourceTree, find_source
@@ -48,7 +49,7 @@ def compile_command(
 ) -> None:
     """Split MoE models of a vLLM release between attention and FFN, prove the split, and write the wrappers.
 
-    Exit codes: 0 done, 1 drift found by --check, 2 usage or bad spec, 3 refused.
+    Exit codes: 0 done, 1 drift found by --check, 2 usage or bad spec, 3 a family that was named is refused.
     """
     try:
         chosen = _chosen(specs or [], every or (listing and not specs))
@@ -57,7 +58,9 @@ def compile_command(
     except UsageError as error:
         errors.print(f"[red]error:[/] {error}", markup=True)
         raise typer.Exit(USAGE) from error
-    outcomes = [compile_family(spec, tree, platform.value) for spec in chosen]
+    work = compile_families(chosen, tree, platform.value)
+    hidden = not errors.is_terminal
+    outcomes = [*track(work, tree.release, total=len(chosen), console=errors, transient=True, disable=hidden)]
     proved = [outcome for outcome in outcomes if isinstance(outcome, Compiled)]
     files = list(dict.fromkeys(file for outcome in proved for file in files_of(outcome)))
     drift = drift_of(files, folder)
@@ -69,7 +72,7 @@ def compile_command(
         render_list(tree, platform.value, outcomes)
     else:
         _render(tree, outcomes, drift, folder, show_diff=check or diff)
-    raise typer.Exit(_exit_code(outcomes, drift if check else ()))
+    raise typer.Exit(_exit_code([] if every else outcomes, drift if check else ()))
 
 
 def main() -> None:

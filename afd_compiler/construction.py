@@ -31,6 +31,8 @@ class Setting:
 
     model: Symbol
     answers: tuple[tuple[str, bool], ...]
+    experts: bool
+    """Whether its layers hold experts; layers that do not may be attention's altogether."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ def find_settings(classes: FamilyClasses, symbols: Symbols, traces: Mapping[Laye
     problem = "it builds no such layer on any path that was tried"
     natives = tuple(sandbox.cls(layer.symbol) for layer in classes.layers)
     by_constructor = {sandbox.cls(symbol).__init__: symbol for _, symbol in reversed(classes.architectures)}  # type: ignore[misc]
-    for start in _starts(traces):
+    for start, experts in _starts(traces):
         for symbol in by_constructor.values():
             pending = [dict(start)]
             for _ in range(MOST_PATHS):
@@ -61,10 +63,12 @@ def find_settings(classes: FamilyClasses, symbols: Symbols, traces: Mapping[Laye
                 try:
                     built = _construct(sandbox, tracer, sandbox.cls(symbol), classes)
                     if any(isinstance(module, natives) for module in built.modules()):
-                        found.append(Setting(symbol, tuple(tracer.answers.items())))
+                        found.append(Setting(symbol, tuple(tracer.answers.items()), experts))
                         read |= dict.fromkeys(_read_off(tracer, traces))
-                except (Refused, UpstreamRaised) as reason:
-                    problem = str(reason)
+                except Refused as reason:
+                    problem = f"{reason.saw} ({reason.at})"
+                except UpstreamRaised as raised:
+                    problem = f"it raises {raised}"
                 pending += other_paths(answers, tracer.asked)
     if not found:
         raise _refused(classes, classes.outer[-1].name, f"upstream's own constructor cannot be followed: {problem}")
@@ -92,13 +96,17 @@ def _sandbox(classes: FamilyClasses, symbols: Symbols) -> Sandbox:
     return sandbox
 
 
-def _starts(traces: Mapping[LayerClass, tuple[Trace, ...]]) -> list[Mapping[str, bool]]:
-    """One path for each kind of FFN that a layer can hold; those of different layers agree or ask other questions."""
-    found: dict[tuple[object, ...], Mapping[str, bool]] = {}
+def _starts(traces: Mapping[LayerClass, tuple[Trace, ...]]) -> list[tuple[Mapping[str, bool], bool]]:
+    """One path for each kind of FFN that a layer can hold, and whether it holds experts.
+
+    Those of different layers agree, or ask other questions.
+    """
+    found: dict[tuple[object, ...], tuple[Mapping[str, bool], bool]] = {}
     for layer, variants in traces.items():
         for trace in variants:
             kind = tuple(child.class_name for name, child in trace.children.items() if name in layer.split_children)
-            found.setdefault((layer, *kind), trace.answers)
+            experts = any(name in layer.moe_children for name in trace.children)
+            found.setdefault((layer, *kind), (trace.answers, experts))
     return list(found.values())
 
 
@@ -128,6 +136,8 @@ def _check_role(sandbox: Sandbox, emitted: ModuleType, role: str, setting: Setti
     try:
         built = _construct(sandbox, tracer, getattr(emitted, names.role_class(role, name)), classes)
     except UpstreamRaised as raised:
+        if not setting.experts and type(raised.__cause__).__name__ == "NothingSplitError":
+            return
         raise _refused(classes, name, f"on the {role} role it raises {raised}") from raised
     except Refused as reason:
         raise _refused(classes, name, f"on the {role} role: {reason.saw} ({reason.at})") from reason

@@ -211,7 +211,8 @@ class Constructs:
             self._reaches_kind[key] = primitive(symbol) or (
                 is_model_class(symbol)
                 and (
-                    any(self._reaches(callee, primitive) for item in self.built_by(symbol) for callee in item.names)
+                    any(primitive(base) for owner in self.lineage(symbol) for base in self.symbols.bases(owner))
+                    or any(self._reaches(callee, primitive) for item in self.built_by(symbol) for callee in item.names)
                     or any(primitive(used) for used in self._functions_used(symbol))
                 )
             )
@@ -274,8 +275,8 @@ def _used_names(node: ast.AST) -> Iterator[str]:
             yield name
         case ast.Call(func=ast.Name(id="isinstance" | "issubclass" | "cast" | "super")):
             return
-        case ast.Call(func=ast.Attribute(attr="cast")):
-            return
+        case ast.Call(func=ast.Attribute(attr="cast")) | ast.Attribute(value=ast.Name()):
+            return  # of a class's attribute the class itself is not built
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns"):
             continue

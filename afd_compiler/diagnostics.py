@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -41,6 +42,9 @@ class Refused(Exception):
     def __init__(self, kind: RefusalKind, *, at: Location, name: str, saw: str, do: str) -> None:
         super().__init__(kind, at, name, saw, do)
         self.kind, self.at, self.name, self.saw, self.do = kind, at, name, saw, do
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return partial(Refused, self.kind, at=self.at, name=self.name, saw=self.saw, do=self.do), ()
 
     def __str__(self) -> str:
         return f"{self.at}: {self.name}: {self.saw} [{self.kind.value}]\n  do: {self.do}"

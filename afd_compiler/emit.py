@@ -52,7 +52,7 @@ def emit(classes: FamilyClasses, cuts: tuple[LayerCut, ...], told: Iterable[str]
     """Write the wrapper module's text; `told` are attributes that upstream's constructors read off the FFN."""
     writer = _Writer(classes, cuts, tuple(told))
     body = "\n".join(part for part in writer.parts() if part)
-    used = ", ".join(name for name in RUNTIME if name in body)
+    used = ", ".join(name for name in RUNTIME if re.search(rf"\b{name}\b", body))
     imports = [
         "from functools import partial" if "partial(" in body else "",
         "import torch" if "torch." in body else "",

@@ -21,8 +21,8 @@ from afd_compiler.effects import GETITEM, child_of, forward_nodes, is_effect
 from afd_compiler.region import Region, region_of
 from afd_compiler.trace import Trace
 
-UNREDUCED = "reduce_results=False"
-"""The constructor argument by which vLLM's FFNs leave out the all-reduce over their ranks."""
+REDUCES = "reduce_results="
+"""The constructor argument by which vLLM's FFNs can leave out the all-reduce over their ranks."""
 TOKEN_TENSOR = ("tokens", "hidden")
 """Shape of a decoder layer's activations, and the only one that crosses the boundary so far."""
 
@@ -317,8 +317,9 @@ def _check_reduced(layer: LayerClass, traces: tuple[Trace, ...], owners: dict[st
     """An FFN that leaves its sum to whoever reads it next would have the sum taken over attention's ranks instead."""
     for trace in traces:
         for name, child in trace.children.items():
-            if owners[name.partition(".")[0]] == "ffn" and UNREDUCED in child.arguments:
-                saw = f"submodule {name} is built with `{UNREDUCED}`: its output is a partial sum of each rank"
+            left_out = [text for text in child.arguments if text.startswith(REDUCES) and text != f"{REDUCES}True"]
+            if owners[name.partition(".")[0]] == "ffn" and left_out:
+                saw = f"submodule {name} is built with `{left_out[0]}`: its output can be a partial sum of each rank"
                 raise _refused(RefusalKind.UNREDUCED, layer, child.location, saw)
 
 

@@ -134,25 +134,24 @@ def boundary_text(compiled: Compiled) -> str:
 def layer_entries(outcome: Outcome) -> list[dict[str, Any]]:
     """Elements of `layers` in the JSON document: one for each decoder layer of a family."""
     layers = outcome.classes.layers if outcome.classes else ()
-    entry: dict[str, Any] = {
+    family = {
         "spec": outcome.origin.spec.family,
         "architectures": [name for name, _ in outcome.classes.architectures] if outcome.classes else [],
     }
+    entries: list[dict[str, Any]] = [
+        family | {"file": layer.location.file, "layer_class": layer.name} for layer in layers
+    ] or [family | {"file": None, "layer_class": None}]
     if isinstance(outcome, Refusal):
         reason = outcome.reason
         what = f"{reason.name}: {reason.saw} [{reason.kind.value}]; do: {reason.do}"
         nothing: dict[str, Any] = {"variants": [], "cut": [], "owners": {}, "checks": []}
-        refused = entry | {"verdict": "refused", "reason": what, "at": str(reason.at)} | nothing
-        if not layers:
-            return [refused | {"file": None, "layer_class": None}]
-        return [refused | {"file": layer.location.file, "layer_class": layer.name} for layer in layers]
-    manifest = manifest_of(outcome)
+        return [entry | {"verdict": "refused", "reason": what, "at": str(reason.at)} | nothing for entry in entries]
+    records = manifest_of(outcome).layers
     return [
         entry
         | {"verdict": "proved", "reason": None, "at": f"{item.file}:{item.cut.region.boundary[0][0]}"}
-        | {"file": item.layer.location.file, "layer_class": item.layer.name}
         | record.model_dump(mode="json", include={"variants", "cut", "owners", "checks"})
-        for item, record in zip(outcome.layers, manifest.layers, strict=True)
+        for entry, item, record in zip(entries, outcome.layers, records, strict=True)
     ]
 
 

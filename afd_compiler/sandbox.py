@@ -7,10 +7,11 @@ that symbolic values can answer them too; line numbers stay those of the file.
 
 import ast
 import builtins
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ REAL_IMPORTS = frozenset(sys.stdlib_module_names) | {"torch", "typing_extensions
 """Top-level packages that traced source gets for real."""
 HOOK = "__afd_ask__"
 ASKED_BUILTINS = frozenset({"int", "float", "len", "range", "isinstance", "hasattr", "getattr"})
+"""Rewritten into questions. None of them tells what a tensor holds, but for `int` and `float`."""
 
 
 class Stub:
@@ -118,6 +120,7 @@ class Sandbox:
         self._classes: dict[str, type] = {}
         self._files: set[str] = set()
         self._leaves: set[type] = set()
+        self._math = self._recorded_math()
         self._builtins = {**vars(builtins), "__import__": self._import}
 
     def execute(self, name: str, file: str, text: str) -> ModuleType:
@@ -232,6 +235,18 @@ class Sandbox:
         stubs = (vars(base)["symbol"] for base in type(leaf).__mro__ if "symbol" in vars(base))
         return any(self.symbols.defines(symbol, attribute) for symbol in stubs)
 
+    def _recorded_math(self) -> ModuleType:
+        """`math`, whose functions can be asked for symbolic values too."""
+        module = ModuleType("math")
+        for name, value in vars(math).items():
+            module.__dict__[name] = partial(self._calculate, value) if callable(value) else value
+        return module
+
+    def _calculate(self, function: Callable[..., Any], *args: Any) -> Any:
+        if self.tracer is not None and any(self.tracer.is_symbolic(argument) for argument in args):
+            return self.tracer.create_proxy("call_function", function, args, {})
+        return function(*args)
+
     def here(self) -> Location | None:
         """The innermost executed source line on the running stack."""
         frame = sys._getframe(1)
@@ -278,6 +293,8 @@ class Sandbox:
             base = str((scope or {})["__package__"]).split(".")
             name = ".".join([*base[: len(base) - level + 1], *([name] if name else [])])
         top = name.partition(".")[0]
+        if name == "math":
+            return self._math
         if top in REAL_IMPORTS:
             return builtins.__import__(name, scope, local, wanted or (), 0)
         return self.name(name if wanted else top)

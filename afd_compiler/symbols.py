@@ -216,6 +216,7 @@ class Symbols:
         """Follow a name through re-exports to its definition."""
         key = (module, name)
         if key not in self._resolved:
+            self._resolved[key] = Symbol(module, name, SymbolKind.UNKNOWN)  # for names that lead back here
             self._resolved[key] = self._resolve(module, name)
         return self._resolved[key]
 
@@ -235,6 +236,11 @@ class Symbols:
                 continue
             if name in index.values:
                 return Symbol(module, name, SymbolKind.VALUE)
+            if "__getattr__" in index.functions:  # a package that hands on what its submodules hold
+                submodules = (item for item in index.imports.values() if item[0].startswith(index.package))
+                for origin, own in submodules:
+                    if (found := self.resolve(f"{origin}.{own}", name)).kind is not SymbolKind.UNKNOWN:
+                        return found
             for star in index.star_imports:
                 if (found := self.resolve(star, name)).kind is not SymbolKind.UNKNOWN:
                     return found

@@ -19,6 +19,7 @@ from torch import fx
 from afd_compiler.classes import LayerClass
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
 from afd_compiler.sandbox import Sandbox
+from afd_compiler.symbolic_torch import symbolic_torch
 from afd_compiler.tracer import Child, LayerTracer
 
 MOST_PATHS = 2000
@@ -172,11 +173,12 @@ class UpstreamRaised(Exception):
 def tracing(sandbox: Sandbox, tracer: LayerTracer, name: str) -> Iterator[None]:
     sandbox.tracer = tracer
     try:
-        yield
+        with symbolic_torch(tracer):
+            yield
     except Refused:
         raise
     except Exception as error:
-        if sandbox.raised_by_source(error) and isinstance(error, AssertionError | ValueError | NotImplementedError):
+        if sandbox.raised_by_source(error) and isinstance(error, AssertionError | ValueError | RuntimeError):
             raise UpstreamRaised(dict(tracer.asked), f"{type(error).__name__}: {error}") from error
         raise Refused(
             RefusalKind.UNTRACEABLE,

@@ -17,11 +17,9 @@ from unittest.mock import patch
 
 import torch
 from torch import fx
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
-from afd_compiler.sandbox import Leaf, Sandbox, Stub
+from afd_compiler.sandbox import ASKED_BUILTINS, Leaf, Sandbox, Stub
 from afd_compiler.symbols import platform_answer
 
 ACTIVATION_DTYPE = "dtype"
@@ -141,8 +139,7 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
 
     def construct(self, cls: type, arguments: Mapping[str, Any]) -> Any:
         """Build the layer; its submodules are recorded, not entered."""
-        with patch.object(torch.nn.Module, "__setattr__", _set_member), _SymbolicFactories(self):
-            self._root = root = cls(**arguments)
+        self._root = root = cls(**arguments)
         named = [*vars(root).items(), *vars(root).get("_modules", {}).items()]
         members = {id(value): name for name, value in reversed(named)}  # the first name, as in named_parameters
         for name, value in named:
@@ -217,7 +214,8 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         if node.op == "call_module" or node in self._tensors:
             return True
         told = {node.target, *(arg for arg in node.args[1:2] if isinstance(arg, str))}
-        if told & SHAPE_QUESTIONS or node.target in (operator.is_, operator.is_not):
+        asked = isinstance(node.target, Stub) and str(node.target) in ASKED_BUILTINS - {"int", "float"}
+        if asked or told & SHAPE_QUESTIONS or node.target in (operator.is_, operator.is_not):
             return False
         return any(self._reads_data(argument) for argument in node.all_input_nodes)
 
@@ -304,11 +302,9 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         return self.create_proxy("call_function", next, (values,), {})
 
     def _chosen(self, table: Mapping[Any, Any], key: Symbolic) -> Any:
-        """The entry of a dictionary that this path takes for a symbolic key."""
-        for known, value in table.items():
-            if key == known:
-                return value
-        raise KeyError(self.text(key.node))
+        """The entry of a dictionary that this path takes for a symbolic key: there is one, or upstream would fail."""
+        *others, last = table
+        return table[next((known for known in others if key == known), last)]
 
     def _any_part(self, values: Any) -> Any:
         """All of a sequence for the part that a constructor takes of it."""
@@ -383,32 +379,6 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         if name in _SYMBOLS and len(args) == 2:
             return f"{self.value_text(args[0])} {_SYMBOLS[name]} {self.value_text(args[1])}"
         return f"{target_name(target)}({self.arguments_text(args, node.kwargs)})"
-
-
-class _SymbolicFactories(TorchFunctionMode):
-    """Records torch functions that a constructor calls with symbolic sizes."""
-
-    def __init__(self, tracer: LayerTracer) -> None:
-        super().__init__()
-        self.tracer = tracer
-
-    def __torch_function__(
-        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        words = kwargs or {}
-        if any(self.tracer.is_symbolic(leaf) for leaf in tree_leaves((args, words))):
-            return self.tracer.create_proxy("call_function", function, args, words)
-        return function(*args, **words)
-
-
-_set_natively = torch.nn.Module.__setattr__
-
-
-def _set_member(self: torch.nn.Module, name: str, value: Any) -> None:
-    """nn.Module's, but for a symbolic value in the place of a submodule: a head that becomes the embedding, say."""
-    if isinstance(value, fx.Proxy):
-        vars(self).get("_modules", {}).pop(name, None)
-    _set_natively(self, name, value)
 
 
 def _made_by_module(node: fx.Node) -> bool:

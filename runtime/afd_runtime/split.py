@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import itemgetter
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +90,10 @@ class OutlinedLayer:
         return self.afd_ffn.exchange(hidden_states)
 
 
+class NothingSplitError(RuntimeError):
+    """A role's model that has no layer to exchange with the other role."""
+
+
 class FFNLayer:
     """Marks the decoder layers of the FFN role. Their forward takes and returns [tokens, hidden]."""
 
@@ -96,7 +101,7 @@ class FFNLayer:
 def find_layers(model: torch.nn.Module, kind: type) -> dict[int, Any]:
     """Modules of a kind by layer number, in order."""
     found = {extract_layer_index(name): module for name, module in model.named_modules() if isinstance(module, kind)}
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items(), key=itemgetter(0)))
 
 
 if TYPE_CHECKING:
@@ -117,7 +122,7 @@ class _RoleModel(_Model):
 
         layers = tuple(find_layers(self, self.split))
         if not layers:
-            raise RuntimeError(
+            raise NothingSplitError(
                 f"afd: {type(self).__name__} built no split layer; do: report this model to afd-compiler"
             )
         prepare(vllm_config, wrapper=type(self), layers=layers)

@@ -3,6 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from afd_compiler.classes import classify
+from afd_compiler.constructs import GlobalName
 from afd_compiler.source import SourceTree
 from afd_compiler.spec import load_spec
 from afd_compiler.symbols import SymbolKind, Symbols
@@ -12,13 +13,20 @@ from .conftest import TINY, TINY_FILE
 FAMILY = load_spec("deepseek_v2")
 
 
+def tiny(name: str) -> GlobalName:
+    return GlobalName(TINY.module, name)
+
+
 def test_what_the_tiny_model_is_made_of(tiny_tree: Callable[..., SourceTree]) -> None:
     classes = classify(TINY, Symbols(tiny_tree(), "cpu"))
-    assert (classes.layer, classes.file) == ("TinyDecoderLayer", TINY_FILE)
-    assert (classes.attention_children, classes.ffn_children) == (("self_attn",), ("ffn",))
-    assert classes.layer_arguments == ("vllm_config", "prefix")
-    assert dict(classes.layer_modules)["ffn"] == ("TinyMoE", "TinyMLP")
-    assert classes.model_modules == (("embed_tokens", ("Embedding",)), ("norm", ("RMSNorm",)))
+    (layer,) = classes.layers
+    assert (layer.name, layer.location.file) == ("TinyDecoderLayer", TINY_FILE)
+    assert (layer.attention_children, layer.moe_children, layer.dense_children) == (("self_attn",), ("ffn",), ())
+    assert layer.arguments == ("vllm_config", "prefix")
+    assert dict(layer.modules)["ffn"] == (tiny("TinyMoE"), tiny("TinyMLP"))
+    assert layer.expert_names == (tiny("TinyMoE"),)
+    assert classes.opened == (TINY.module,)
+    assert classes.model_modules == (("embed_tokens", (tiny("Embedding"),)), ("norm", (tiny("RMSNorm"),)))
 
 
 ALIASES = {
@@ -38,15 +46,17 @@ def test_aliases_of_a_constructor_are_followed(tiny_tree: Callable[..., SourceTr
     classes = classify(
         TINY, Symbols(tiny_tree((old, f"{ALIASES[how]}        self.ffn = kind(config, prefix)\n")), "cpu")
     )
-    assert classes.ffn_children == ("ffn",)
-    assert dict(classes.layer_modules)["ffn"] == ("TinyMoE", "TinyMLP")
+    (layer,) = classes.layers
+    assert layer.moe_children == ("ffn",)
+    assert dict(layer.modules)["ffn"] == (tiny("TinyMoE"), tiny("TinyMLP"))
 
 
 def test_the_family_in_each_release(release_tree: SourceTree) -> None:
     classes = classify(FAMILY, Symbols(release_tree, "cpu"))
     assert classes.elsewhere == ()
     assert [name for name, _ in classes.architectures] == list(FAMILY.architectures)
-    assert (classes.attention_children, classes.ffn_children) == (("self_attn",), ("mlp",))
+    (layer,) = classes.layers
+    assert (layer.attention_children, layer.moe_children) == (("self_attn",), ("mlp",))
     assert [name for name, _ in classes.model_modules] == ["embed_tokens", "lm_head", "logits_processor", "norm"]
 
 

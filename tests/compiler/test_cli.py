@@ -94,21 +94,21 @@ def test_json_is_one_document_and_nothing_else(run: Run, tmp_path: Path) -> None
     assert layer["cut"][0] == {
         "name": "hidden_states", "shape": ["tokens", "hidden"], "dtype": "model", "direction": "attention->ffn",
     }  # fmt: skip
-    assert layer["owners"]["layers.*.ffn"] == "ffn"
+    assert layer["owners"]["ffn"] == "ffn"
     manifest = read_manifest(tmp_path / "out" / "vllm_9_9_9" / "tiny.json")
     assert manifest.module_sha256 == {file["path"]: file["sha256"] for file in document["files"]}["vllm_9_9_9/tiny.py"]
 
 
 def test_a_refusal_is_exit_3_and_writes_nothing(run: Run, tmp_path: Path) -> None:
-    edits = ((CALL, "            pass\n"),)
+    edits = ((CALL, f"            for _ in (1,):\n    {CALL}"),)
     code, shown, _ = run(edits=edits)
     assert code == 3
-    assert "refused tiny\nvllm/model_executor/models/tiny.py:41: TinyDecoderLayer.forward: no FFN is called" in shown
+    assert "refused tiny\nvllm/model_executor/models/tiny.py:72: forward: FFN work inside a `For`" in shown
     assert not (tmp_path / "out").exists()
     code, shown, _ = run("--json", edits=edits)
     (layer,) = json.loads(shown)["layers"]
-    assert (code, layer["verdict"], layer["at"]) == (3, "refused", "vllm/model_executor/models/tiny.py:41")
-    assert layer["reason"].endswith("[no-boundary]; do: serve this family unsplit: every layer makes one exchange")
+    assert (code, layer["verdict"], layer["at"]) == (3, "refused", "vllm/model_executor/models/tiny.py:72")
+    assert "FFN work inside a `For` statement [no-form]; do: serve this family unsplit" in layer["reason"]
 
 
 def test_list_shows_families_and_verdicts(run: Run, tmp_path: Path) -> None:

@@ -24,16 +24,17 @@ def test_it_returns_the_folder_of_the_wrapper(installed: Callable[..., None], tm
     installed()
     folder = on_demand.compile_installed("TinyForCausalLM", "cpu", tmp_path / "cache")
     manifest = read_manifest(folder / "tiny.json")
-    assert (manifest.source, manifest.verdict) == (TINY_FILE, "proved")
+    assert ([*manifest.sources], manifest.verdict) == ([TINY_FILE], "proved")
     assert manifest.architectures["TinyForCausalLM"].ffn == "FFNTinyForCausalLM"
     assert (folder / "tiny.py").is_file()
 
 
 def test_a_refusal_is_an_error_with_the_reason(installed: Callable[..., None], tmp_path: Path) -> None:
-    installed(("            hidden_states = self.ffn(hidden_states)\n", "            pass\n"))
+    call = "            hidden_states = self.ffn(hidden_states)\n"
+    installed((call, f"            for _ in (1,):\n    {call}"))
     with pytest.raises(on_demand.OnDemandError) as error:
         on_demand.compile_installed("TinyForCausalLM", "cpu", tmp_path / "cache")
-    assert str(error.value).startswith(f"TinyForCausalLM cannot be split:\n{TINY_FILE}:41: TinyDecoderLayer.forward:")
+    assert str(error.value).startswith(f"TinyForCausalLM cannot be split:\n{TINY_FILE}:72: forward: FFN work")
     assert not (tmp_path / "cache").exists()
 
 

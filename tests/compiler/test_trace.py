@@ -16,8 +16,9 @@ from .conftest import TINY
 def trace_all(tree: SourceTree, spec: Spec = TINY) -> tuple[Trace, ...]:
     symbols = Symbols(tree, "cpu")
     classes = classify(spec, symbols)
-    sandbox = Sandbox(symbols)
-    return trace(classes, sandbox, sandbox.execute(classes.module, classes.file, tree.text(classes.module)))
+    sandbox = Sandbox(symbols, classes.opened)
+    sandbox.make_leaves([layer.symbol for layer in classes.layers])
+    return tuple(variant for layer in classes.layers for variant in trace(layer, sandbox))
 
 
 def effects(variant: Trace) -> list[str]:

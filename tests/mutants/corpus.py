@@ -49,7 +49,7 @@ def jobs_of(releases: Iterable[str] = RELEASES) -> Iterator[Job]:
         for family in known_specs():
             original = _original(family, release)
             text = find_source(release).text(load_spec(family).module)
-            yield from (Job(family, release, mutant) for mutant in mutants_of(text, original.classes.layer))
+            yield from (Job(family, release, mutant) for mutant in mutants_of(text, original.classes.layers[0].name))
 
 
 def judge(job: Job) -> Verdict:
@@ -74,9 +74,11 @@ def judge_all(jobs: Iterable[Job]) -> Iterator[Verdict]:
 
 def _judged(outcome: Outcome, original: Compiled) -> tuple[bool, str]:
     if isinstance(outcome, Compiled):
-        differs = outcome.proof.behaviour != original.proof.behaviour
+        differs = [item.proof.behaviour for item in outcome.layers] != [
+            item.proof.behaviour for item in original.layers
+        ]
         return differs, "proved as edited" if differs else "the wrapper behaves as if the edit were not there"
-    placed = outcome.reason.at.file == original.classes.file and outcome.reason.at.line > 0
+    placed = outcome.reason.at.file == original.classes.location.file and outcome.reason.at.line > 0
     return placed, f"refused ({outcome.reason.kind.value})" if placed else f"refused without a place: {outcome.reason}"
 
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from afd_compiler.on_demand import OnDemandError
 from afd_runtime import compiled, wrappers
 from afd_runtime.errors import WrapperError
-from afd_runtime.manifest import REQUIRED_CHECKS, Check, Manifest, Roles, read_manifest
+from afd_runtime.manifest import LAYER_CHECKS, MODULE_CHECKS, Check, Layer, Manifest, Roles, read_manifest
 from afd_runtime.wrappers import Installed, Wrapper, find_wrapper
 
 ARCHITECTURE = "TinyForCausalLM"
@@ -23,29 +23,36 @@ SOURCE_SHA256 = hashlib.sha256(b"upstream").hexdigest()
 ROLES = Roles(attention="AttentionTiny", ffn="FFNTiny")
 
 
-PROVED = tuple(Check(name=name, result="passed", variants=2, detail="") for name in REQUIRED_CHECKS)
+PROVED = tuple(Check(name=name, result="passed", variants=2, detail="") for name in (*LAYER_CHECKS, *MODULE_CHECKS))
 
 
 def write_wrapper(folder: Path, source_sha256: str = SOURCE_SHA256, checks: tuple[Check, ...] = PROVED) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     module = folder / "tiny.py"
     module.write_text("MADE_BY = 'a test'\n")
+    layer = Layer(
+        layer_class="TinyDecoderLayer",
+        source=SOURCE,
+        behaviour_sha256="",
+        boundary=(),
+        overlap=False,
+        variants=("one", "other"),
+        exchanges=(1, 1),
+        cut=(),
+        owners={},
+        checks=tuple(check for check in checks if check.name in LAYER_CHECKS),
+    )
     manifest = Manifest(
         family="tiny",
         vllm="9.9.9",
         platform="cpu",
         compiler="0",
-        source=SOURCE,
-        source_sha256=source_sha256,
+        sources={SOURCE: source_sha256},
         module_sha256=hashlib.sha256(module.read_bytes()).hexdigest(),
-        layer_class="TinyDecoderLayer",
-        boundary=(),
         architectures={ARCHITECTURE: ROLES},
-        behaviour_sha256="",
-        variants=("one", "other"),
-        cut=(),
+        layers=(layer,),
         owners={},
-        checks=checks,
+        checks=tuple(check for check in checks if check.name in MODULE_CHECKS),
         verdict="proved",
     )
     (folder / "tiny.json").write_text(manifest.model_dump_json())
@@ -125,7 +132,7 @@ def test_a_wrapper_of_other_source_and_no_compiler(installed: Path) -> None:
     with pytest.raises(WrapperError) as error:
         find_wrapper(ARCHITECTURE, "cpu")
     assert str(error.value) == (
-        "afd: vllm/model_executor/models/tiny.py of vLLM 9.9.9 is not the file that its wrapper was compiled from, "
+        "afd: vllm/model_executor/models/tiny.py of vLLM 9.9.9 is not what its wrapper was compiled from, "
         "and the compiler is not here (import of afd_compiler.on_demand halted; None in sys.modules); "
         "do: pip install 'afd-compiler[compiler]', and TinyForCausalLM is compiled when vLLM starts, "
         "or run: afd-compile --all --vllm installed"

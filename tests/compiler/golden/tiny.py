@@ -17,13 +17,13 @@ class RemoteFfn(RemoteFFN):
         return self.exchange(hidden_states)
 
 
-class AttentionDecoderLayer(upstream.TinyDecoderLayer):
+class AttentionTinyDecoderLayer(upstream.TinyDecoderLayer):
     def __init__(self, *args, **kwargs):
         with bind(upstream, TinyMLP=RemoteFfn, TinyMoE=RemoteFfn):
             super().__init__(*args, **kwargs)
 
 
-class FFNDecoderLayer(FFNLayer, upstream.TinyDecoderLayer):
+class FFNTinyDecoderLayer(FFNLayer, upstream.TinyDecoderLayer):
     def __init__(self, *args, **kwargs):
         with bind(upstream, RMSNorm=Unowned, TinyAttention=Unowned):
             super().__init__(*args, **kwargs)
@@ -40,13 +40,13 @@ class FFNDecoderLayer(FFNLayer, upstream.TinyDecoderLayer):
 
 class AttentionRole(AttentionModel):
     def __init__(self, *, vllm_config, prefix=""):
-        with bind(upstream, TinyDecoderLayer=AttentionDecoderLayer):
+        with bind(upstream, TinyDecoderLayer=AttentionTinyDecoderLayer):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
 
 
 class FFNRole(FFNModel):
     def __init__(self, *, vllm_config, prefix=""):
-        with bind(upstream, TinyDecoderLayer=FFNDecoderLayer, Embedding=Unowned, RMSNorm=Unowned):
+        with bind(upstream, Embedding=Unowned, RMSNorm=Unowned, TinyDecoderLayer=FFNTinyDecoderLayer):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
 
 

@@ -1,0 +1,47 @@
+"""Lets torch take symbolic values where it asks no tensor: sizes of new tensors, and what stands for a submodule."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from afd_compiler.tracer import LayerTracer
+
+_FACTORIES = ("empty", "zeros", "ones", "full", "arange", "tensor", "rand", "randn")
+"""Functions of torch that take no tensor, and so never ask one."""
+
+
+@contextmanager
+def symbolic_torch(tracer: LayerTracer) -> Iterator[None]:
+    """Let torch's own functions and modules take symbolic sizes, and values in the place of submodules."""
+
+    def recorded(function: Callable[..., Any], always: bool = False) -> Callable[..., Any]:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            if always or any(tracer.is_symbolic(leaf) for leaf in tree_leaves((args, kwargs))):
+                return tracer.create_proxy("call_function", function, args, kwargs)
+            return function(*args, **kwargs)
+
+        return record
+
+    with ExitStack() as patches:
+        for name in _FACTORIES:
+            patches.enter_context(patch.object(torch, name, recorded(getattr(torch, name))))
+        for name in ("Stream", "Event"):
+            patches.enter_context(patch.object(torch.cuda, name, recorded(getattr(torch.cuda, name), always=True)))
+        patches.enter_context(patch.object(torch.nn.Module, "__setattr__", _set_member))
+        patches.enter_context(patch.object(torch.nn.Module, "to", lambda self, *_, **__: self))
+        yield
+
+
+_set_natively = torch.nn.Module.__setattr__
+
+
+def _set_member(self: torch.nn.Module, name: str, value: Any) -> None:
+    """nn.Module's, but for a symbolic value in the place of a submodule: a head that becomes the embedding, say."""
+    if isinstance(value, fx.Proxy):
+        vars(self).get("_modules", {}).pop(name, None)
+    _set_natively(self, name, value)
