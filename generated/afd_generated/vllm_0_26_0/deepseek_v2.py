@@ -17,13 +17,13 @@ class RemoteMlp(RemoteFFN):
         return self.exchange(hidden_states)
 
 
-class AttentionDecoderLayer(upstream.DeepseekV2DecoderLayer):
+class AttentionDeepseekV2DecoderLayer(upstream.DeepseekV2DecoderLayer):
     def __init__(self, *args, **kwargs):
         with bind(upstream, DeepseekV2MLP=RemoteMlp, DeepseekV2MoE=RemoteMlp):
             super().__init__(*args, **kwargs)
 
 
-class FFNDecoderLayer(FFNLayer, upstream.DeepseekV2DecoderLayer):
+class FFNDeepseekV2DecoderLayer(FFNLayer, upstream.DeepseekV2DecoderLayer):
     def __init__(self, *args, **kwargs):
         with bind(
             upstream,
@@ -49,7 +49,7 @@ class FFNDecoderLayer(FFNLayer, upstream.DeepseekV2DecoderLayer):
 
 class AttentionRole(AttentionModel):
     def __init__(self, *, vllm_config, prefix=""):
-        with bind(upstream, DeepseekV2DecoderLayer=AttentionDecoderLayer):
+        with bind(upstream, DeepseekV2DecoderLayer=AttentionDeepseekV2DecoderLayer):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
 
 
@@ -57,7 +57,7 @@ class FFNRole(FFNModel):
     def __init__(self, *, vllm_config, prefix=""):
         with bind(
             upstream,
-            DeepseekV2DecoderLayer=FFNDecoderLayer,
+            DeepseekV2DecoderLayer=FFNDeepseekV2DecoderLayer,
             LogitsProcessor=Unowned,
             ParallelLMHead=Unowned,
             RMSNorm=Unowned,
