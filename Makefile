@@ -20,6 +20,7 @@ demo: venv
 test: venv
 	$(BIN)/python -m pytest --ignore=tests/e2e --ignore=tests/models -n 2
 	$(BIN)/python -m pytest tests/e2e -v
+	$(BIN)/python -m pytest tests/models -m "not slow" -v
 
 # Every model family that runs on the CPU, split and unsplit, one after another.
 test-models: venv

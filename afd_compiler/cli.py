@@ -14,7 +14,7 @@ from afd_compiler import __version__
 from afd_compiler.batch import compile_families
 from afd_compiler.diagnostics import UsageError
 from afd_compiler.outcome import Compiled, Outcome
-from afd_compiler.render import render_diff, render_list, render_outcome
+from afd_compiler.render import models_table, render_diff, render_list, render_outcome
 from afd_compiler.report import EmittedFile, drift_of, files_of, layer_entries, write
 from afd_compiler.source import SourceTree, find_source
 from afd_compiler.spec import Spec, known_specs, load_spec
@@ -45,6 +45,7 @@ def compile_command(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 where files on disk differ")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show what would change")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output")] = False,
+    table: Annotated[bool, typer.Option("--table", help="Write nothing; a Markdown table of layers")] = False,
     listing: Annotated[bool, typer.Option("--list", help="Write nothing; list families and verdicts")] = False,
 ) -> None:
     """Split MoE models of a vLLM release between attention and FFN, prove the split, and write the wrappers.
@@ -64,10 +65,12 @@ def compile_command(
     proved = [outcome for outcome in outcomes if isinstance(outcome, Compiled)]
     files = list(dict.fromkeys(file for outcome in proved for file in files_of(outcome)))
     drift = drift_of(files, folder)
-    if not (check or diff or listing):
+    if not (check or diff or listing or table):
         write(drift, folder)
     if as_json:
         typer.echo(json.dumps(_document(tree, platform.value, outcomes, files), indent=2))
+    elif table:
+        typer.echo(models_table(tree, platform.value, outcomes), nl=False)
     elif listing:
         render_list(tree, platform.value, outcomes)
     else:

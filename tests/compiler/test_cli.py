@@ -119,6 +119,15 @@ def test_list_shows_families_and_verdicts(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_table_is_markdown_with_a_row_for_each_layer(run: Run, tmp_path: Path) -> None:
+    code, shown, _ = run("--table")
+    assert code == 0
+    assert shown.splitlines()[2] == "1 of 1 layers proved; by `afd-compile --all --vllm 9.9.9 --platform cpu --table`."
+    place = "vllm/model_executor/models/tiny.py:69, 12 variants"
+    assert shown.splitlines()[-1] == f"| tiny | TinyDecoderLayer | proved | {place} |"
+    assert not (tmp_path / "out").exists()
+
+
 USAGE = {
     "no spec": ([], "error: name specs, or give --all\n  do: afd-compile --list shows them\n"),
     "spec and --all": (

@@ -112,8 +112,8 @@ def assert_is_what_it_says(family: Family, models: Models) -> None:
     assert type(models.native.model) is getattr(upstream, family.architecture)
     for built, kind in (
         (models.native, upstream.DeepseekV2DecoderLayer),
-        (models.attention, emitted.AttentionDecoderLayer),
-        (models.ffn, emitted.FFNDecoderLayer),
+        (models.attention, emitted.AttentionDeepseekV2DecoderLayer),
+        (models.ffn, emitted.FFNDeepseekV2DecoderLayer),
     ):
         assert {type(layer) for layer in built.model.model.layers} == {kind}
     for index in range(SIZE.layers):
@@ -150,7 +150,9 @@ def test_an_fp16_rescale_left_out_is_seen(tmp_path: Path, monkeypatch: pytest.Mo
     models = build_all(FAMILIES[1], tmp_path, torch.float16)
     finish(models)
     exchange_in_process(models)
-    monkeypatch.setattr(emitted.FFNDecoderLayer, "forward", lambda self, hidden_states: self.mlp(hidden_states))
+    monkeypatch.setattr(
+        emitted.FFNDeepseekV2DecoderLayer, "forward", lambda self, hidden_states: self.mlp(hidden_states)
+    )
     batch = BATCHES["64 tokens, a prefill"]
     native, split = (run_layer(built, 1, batch, residual=True) for built in (models.native, models.attention))
     assert differing(split, native) == ["hidden_states"]
