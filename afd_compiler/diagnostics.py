@@ -20,10 +20,8 @@ class RefusalKind(Enum):
     """What kind of thing the compiler could not account for."""
 
     ARCHITECTURE_MISSING = "architecture-missing"
-    CLASS_MISSING = "class-missing"
     SOURCE_FAILED = "source-failed"
     NO_BOUNDARY = "no-boundary"
-    AMBIGUOUS_BOUNDARY = "ambiguous-boundary"
     UNTRACEABLE = "untraceable"
     TOO_MANY_VARIANTS = "too-many-variants"
     CONTRACT = "contract"
