@@ -38,14 +38,12 @@ def region_of(
     without touching `active_lines`. `known` are the module's global names.
     """
     known = {*known, *dir(builtins), "self"}
-    lines: frozenset[int] = frozenset()
-    wanted = ffn_lines
-    while wanted != lines:
-        lines = wanted
-        kept: list[ast.stmt] = []
-        _collect(function.body, lines, kept, file)
-        reads, writes = _names(kept, known)
-        wanted = lines | {line for name in reads for line in _constant_settings(function, name, active_lines)}
+    kept, (reads, writes) = _kept(function, ffn_lines, file, known)
+    while added := {line for name in reads for line in _constant_settings(function, name, active_lines)} - ffn_lines:
+        ffn_lines |= added
+        kept, (reads, writes) = _kept(function, ffn_lines, file, known)
+    if not kept:
+        raise _no_form(file, min(ffn_lines), f"FFN work outside `{function.name}`, in something that it calls")
     simple = [node for node in kept if not isinstance(node, ast.If)]
     for node in simple:
         if mixed := attention_lines & _lines_of(node):
@@ -57,6 +55,15 @@ def region_of(
         writes=writes,
         boundary=tuple(_calls(simple, ffn_lines)),
     )
+
+
+def _kept(
+    function: ast.FunctionDef, lines: frozenset[int], file: str, known: set[str]
+) -> tuple[list[ast.stmt], tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The statements that hold a wanted line, and what they read and write."""
+    kept: list[ast.stmt] = []
+    _collect(function.body, lines, kept, file)
+    return kept, _names(kept, known)
 
 
 def _collect(statements: list[ast.stmt], lines: frozenset[int], kept: list[ast.stmt], file: str) -> bool:

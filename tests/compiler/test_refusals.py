@@ -13,6 +13,7 @@ FILE = "vllm/model_executor/models/tiny.py"
 CALL = "            hidden_states = self.ffn(hidden_states)\n"
 BEFORE = "        if self.flag:\n"
 INIT = "        self.norm1 = "
+FORWARD = "    def forward(\n        self,\n        positions: torch.Tensor,\n"
 WHOLE = "        self.model = TinyModel(vllm_config=vllm_config)\n"
 COUNT = (
     f"{WHOLE}        if not any(isinstance(layer.ffn, (TinyMoE, TinyMLP)) for layer in self.model.layers):\n"
@@ -43,6 +44,16 @@ REFUSALS: dict[str, tuple[Edits, RefusalKind, str]] = {
         RefusalKind.NO_FORM,
         f"{FILE}:74: forward: the statement `hidden_states *= 1.0 / self.scale` does work of both sides [no-form]\n"
         f"  do: {ALONE}",
+    ),
+    "FFN work in a method of its own": (
+        (
+            (CALL, "            hidden_states = self.called(hidden_states)\n"),
+            (CALL.replace(")", ", scaled=True)"), "            hidden_states = self.called(hidden_states)\n"),
+            (FORWARD, f"    def called(self, x):\n        return self.ffn(x, scaled=self.flag)\n\n{FORWARD}"),
+            ("if isinstance(self.ffn, TinyMLP) and hidden_states.dtype == torch.float16:", "if False:"),
+        ),
+        RefusalKind.NO_FORM,
+        f"{FILE}:56: forward: FFN work outside `forward`, in something that it calls [no-form]\n  do: {ALONE}",
     ),
     "an FFN in a loop": (
         ((CALL, f"            for _ in (1,):\n    {CALL}"),),
