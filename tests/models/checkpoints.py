@@ -77,8 +77,6 @@ class Family:
 
     name: str
     config: dict[str, Any]
-    buffers: int = 0
-    """Elements of the checkpoint that are no parameters in vLLM."""
 
 
 FAMILIES = (
@@ -210,24 +208,6 @@ FAMILIES = (
             "sliding_window": WINDOW,
             "tie_word_embeddings": True,
         },
-    ),
-    Family(
-        "gemma4_text",
-        {
-            **_HEAD,
-            **_EXPERTS,
-            "global_head_dim": 80,
-            "top_k_experts": 2,
-            "enable_moe_block": True,
-            "vocab_size_per_layer_input": SIZE.vocabulary,
-            "hidden_size_per_layer_input": 32,
-            "sliding_window": WINDOW,
-            "rope_parameters": {
-                "full_attention": {**_PARTIAL_ROPE, "rope_type": "proportional"},
-                "sliding_attention": _ROPE,
-            },
-        },
-        buffers=SIZE.layers,
     ),
 )
 

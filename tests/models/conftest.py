@@ -30,8 +30,8 @@ def checkpoint(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def checkpoint_parameters(checkpoint: Path, family: Family) -> int:
-    return count_parameters(checkpoint) - family.buffers
+def checkpoint_parameters(checkpoint: Path) -> int:
+    return count_parameters(checkpoint)
 
 
 @pytest.fixture(scope="module")
