@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from afd_compiler.constructs import Constructs, GlobalName, defaults_of, is_model_class, self_attribute
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
 from afd_compiler.spec import Spec
-from afd_compiler.symbols import Symbol, Symbols
+from afd_compiler.symbols import Symbol, Symbols, names_defined
 
 REGISTRY = "vllm.model_executor.models.registry"
 REGISTRY_PACKAGE = "vllm.model_executor.models"
@@ -82,7 +82,8 @@ class FamilyClasses:
     outer: tuple[Symbol, ...]
     """The classes around the layers up to the causal LMs, and their ancestors in the model files."""
     opened: tuple[str, ...]
-    """Modules whose code is executed: those of the layers, of what is around them, and of their ancestors."""
+    """Modules whose code is executed: those of the layers, of what is around them, and of their ancestors; the first
+    layer's first, the others in alphabetical order."""
     model_modules: tuple[tuple[str, tuple[GlobalName, ...]], ...]
     """What model and causal LM build around the layers; all of that belongs to attention."""
 
@@ -112,7 +113,8 @@ def classify(spec: Spec, symbols: Symbols) -> FamilyClasses:
     outer = [cls for cls in reached if cls not in layers and set(layers) & set(built.reachable([cls]))]
     around = list(dict.fromkeys(ancestor for cls in outer for ancestor in built.lineage(cls)))
     lineages = [*around, *(ancestor for layer in layers for ancestor in built.lineage(layer))]
-    opened = tuple(dict.fromkeys(cls.module for cls in lineages if symbols.is_module_class(cls)))
+    modules = {cls.module for cls in lineages if symbols.is_module_class(cls)}
+    opened = tuple(sorted(modules, key=lambda module: (module != layers[0].module, module)))
     return FamilyClasses(
         module=layers[0].module,
         architectures=tuple(here.items()),
@@ -277,15 +279,10 @@ def _layer_attributes(
         (cls, target, symbol)
         for cls in around
         for statement in built.node(cls).body
-        for target in _assigned(statement)
+        for target in names_defined(statement)
         if (held := built.index(cls.module).class_attribute(cls.name, target))
         and (symbol := built.resolve(GlobalName(cls.module, held))) in layers
     ]
-
-
-def _assigned(statement: ast.stmt) -> list[str]:
-    places = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
-    return [place.id for place in places if isinstance(place, ast.Name)]
 
 
 def _model_modules(

@@ -7,6 +7,7 @@ variant for each kind of FFN; of the others `MOST_PATHS` combinations are tried.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from types import ModuleType
 from typing import Any
 
@@ -22,7 +23,6 @@ from afd_compiler.tracer import LayerTracer
 
 MOST_PATHS = 12
 UTILS = "vllm.model_executor.models.utils"
-Answers = dict[str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +47,39 @@ class Settings:
 def find_settings(classes: FamilyClasses, symbols: Symbols, traces: Mapping[LayerClass, tuple[Trace, ...]]) -> Settings:
     """Build upstream's own models symbolically; raise `Refused` where none can be followed."""
     sandbox = _sandbox(classes, symbols)
+    natives = tuple(sandbox.cls(layer.symbol) for layer in classes.layers)
     found: list[Setting] = []
     read: dict[str, None] = {}
     problem = "it builds no such layer on any path that was tried"
-    natives = tuple(sandbox.cls(layer.symbol) for layer in classes.layers)
     by_constructor = {sandbox.cls(symbol).__init__: symbol for _, symbol in reversed(classes.architectures)}  # type: ignore[misc]
-    for start, experts in _starts(traces):
-        for symbol in by_constructor.values():
-            pending = [dict(start)]
-            for _ in range(MOST_PATHS):
-                if not pending:
-                    break
-                answers = pending.pop(0)
-                tracer = LayerTracer(sandbox, frozenset(), answers, forks=True)
-                try:
-                    built = _construct(sandbox, tracer, sandbox.cls(symbol), classes)
-                    if any(isinstance(module, natives) for module in built.modules()):
-                        found.append(Setting(symbol, tuple(tracer.answers.items()), experts))
-                        read |= dict.fromkeys(_read_off(tracer, traces))
-                except Refused as reason:
-                    problem = f"{reason.saw} ({reason.at})"
-                except UpstreamRaised as raised:
-                    problem = f"it raises {raised}"
-                pending += other_paths(answers, tracer.asked)
+    for (start, experts), symbol in product(_starts(traces), by_constructor.values()):
+        for tracer in _paths(sandbox, start):
+            try:
+                built = _construct(sandbox, tracer, sandbox.cls(symbol), classes)
+            except Refused as reason:
+                problem = f"{reason.saw} ({reason.at})"
+                continue
+            except UpstreamRaised as raised:
+                problem = f"it raises {raised}"
+                continue
+            if any(isinstance(module, natives) for module in built.modules()):
+                found.append(Setting(symbol, tuple(tracer.answers.items()), experts))
+                read |= dict.fromkeys(_read_off(tracer, traces))
     if not found:
         raise _refused(classes, classes.outer[-1].name, f"upstream's own constructor cannot be followed: {problem}")
     return Settings(tuple(found), tuple(read))
+
+
+def _paths(sandbox: Sandbox, start: Mapping[str, bool]) -> Iterator[LayerTracer]:
+    """A tracer for each of the first `MOST_PATHS` paths from the answers of one; what it asked leads to the next."""
+    pending = [dict(start)]
+    for _ in range(MOST_PATHS):
+        if not pending:
+            return
+        answers = pending.pop(0)
+        tracer = LayerTracer(sandbox, frozenset(), answers, forks=True)
+        yield tracer
+        pending += other_paths(answers, tracer.asked)
 
 
 def check_construction(

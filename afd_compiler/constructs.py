@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from afd_compiler.symbols import ModuleIndex, Symbol, SymbolKind, Symbols
+from afd_compiler.symbols import ModuleIndex, Symbol, SymbolKind, Symbols, names_defined
 
 MODEL_PACKAGES = ("vllm.model_executor.models.", "vllm.models.")
 """Where vLLM keeps its models; classes from elsewhere are not looked into."""
@@ -122,7 +122,7 @@ class Constructs:
         for owner in self.lineage(cls):
             own: dict[str, str] = {}
             for statement in self.node(owner).body:
-                name = _defines(statement)
+                name = next(iter(names_defined(statement)), None)
                 if name not in replaced:
                     yield owner, statement
                 if name and (after := _super_of(statement, owner)) != owner.name:
@@ -171,10 +171,13 @@ class Constructs:
                 _callees(value, _aliases(method, index), index) for value in returned if isinstance(value, ast.Call)
             ]
             return replace(item, names=tuple(name for group in calls for name in group), via=None)
-        held = (self.index(owner.module).class_attribute(owner.name, item.via) for owner in self.lineage(cls))
-        owners = (GlobalName(owner.module, name) for owner, name in zip(self.lineage(cls), held, strict=True) if name)
-        name = next(owners, None)
-        return replace(item, names=(name,)) if name else replace(item, via=None)
+        held = (
+            GlobalName(owner.module, name)
+            for owner in self.lineage(cls)
+            if (name := self.index(owner.module).class_attribute(owner.name, item.via))
+        )
+        nearest = next(held, None)
+        return replace(item, names=(nearest,)) if nearest else replace(item, via=None)
 
     def children(self, cls: Symbol, holds: Callable[[GlobalName], bool]) -> tuple[str, ...]:
         """Attributes for which one of the classes they can be answers yes."""
@@ -255,17 +258,6 @@ def _is_fused_moe(symbol: Symbol) -> bool:
 
 def _is_linear(symbol: Symbol) -> bool:
     return symbol.module.startswith(LINEAR_PACKAGE)
-
-
-def _defines(statement: ast.stmt) -> str | None:
-    match statement:
-        case (
-            ast.FunctionDef(name=name)
-            | ast.Assign(targets=[ast.Name(id=name)])
-            | ast.AnnAssign(target=ast.Name(id=name))
-        ):
-            return name
-    return None
 
 
 def _used_names(node: ast.AST) -> Iterator[str]:

@@ -72,12 +72,11 @@ class _Writer:
         for cut in self.cuts:
             yield self.attention_layer(cut)
             yield self.ffn_layer(cut)
-        yield self.role("attention")
-        yield self.role("ffn")
+        yield from map(self.role, names.ROLES)
         yield from self.causal_lms()
 
     def imports(self) -> Iterator[tuple[str, str]]:
-        for module in sorted(self.classes.opened, key=lambda module: (module != self.classes.module, module)):
+        for module in self.classes.opened:
             package, _, own = module.rpartition(".")
             alias = self.alias(module)
             yield alias, f"from {package} import {own}" + ("" if alias == own else f" as {alias}")
@@ -187,10 +186,7 @@ class {names.remote_class(child)}(RemoteFFN):
             for owner, attribute, layer in self.classes.layer_attributes
         ]
         init = self.init(self.role_bindings(role), '*, vllm_config, prefix=""', ", ".join(arguments), held)
-        name, base = {
-            "attention": (names.ATTENTION_ROLE, "AttentionModel"),
-            "ffn": (names.FFN_ROLE, "FFNModel"),
-        }[role]
+        name, base = (names.role_class(role, part) for part in ("Role", "Model"))
         return f"\nclass {name}({base}):\n{_indented(init)}\n"
 
     def role_bindings(self, role: str) -> Bindings:
@@ -214,8 +210,9 @@ class {names.remote_class(child)}(RemoteFFN):
 
     def causal_lms(self) -> Iterator[str]:
         for symbol in dict.fromkeys(symbol for _, symbol in self.classes.architectures):
-            for role, mixin in (("attention", names.ATTENTION_ROLE), ("ffn", names.FFN_ROLE)):
-                yield f"\nclass {names.role_class(role, symbol.name)}({mixin}, {self.spelled(symbol)}):\n    pass\n"
+            for role in names.ROLES:
+                name, mixin = (names.role_class(role, part) for part in (symbol.name, "Role"))
+                yield f"\nclass {name}({mixin}, {self.spelled(symbol)}):\n    pass\n"
 
     def init(
         self,
@@ -224,13 +221,11 @@ class {names.remote_class(child)}(RemoteFFN):
         arguments: str = "*args, **kwargs",
         held: Iterable[str] = (),
     ) -> str:
-        modules = sorted({name.module for name in bindings}, key=lambda module: (module != self.classes.module, module))
-        binds = [
-            f"bind({self.alias(module)}, "
-            + ", ".join(f"{name.name}={bindings[name]}" for name in sorted(bindings) if name.module == module)
-            + ")"
-            for module in modules
-        ]
+        words = {
+            module: [f"{name.name}={bindings[name]}" for name in sorted(bindings) if name.module == module]
+            for module in self.classes.opened
+        }
+        binds = [f"bind({self.alias(module)}, {', '.join(group)})" for module, group in words.items() if group]
         binds += held
         return f"""
 def __init__(self, {parameters}):

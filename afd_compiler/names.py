@@ -5,8 +5,6 @@ import re
 ROLES = ("attention", "ffn")
 UPSTREAM = "upstream"
 ABSENT_EXPERTS = "AbsentExperts"
-ATTENTION_ROLE = "AttentionRole"
-FFN_ROLE = "FFNRole"
 
 
 def remote_class(child: str) -> str:
@@ -15,7 +13,7 @@ def remote_class(child: str) -> str:
 
 
 def role_class(role: str, upstream: str) -> str:
-    """A role's subclass of an upstream layer or causal LM class."""
+    """What is a role's own: its subclass of an upstream class, or the base of those."""
     return {"attention": "Attention", "ffn": "FFN"}[role] + upstream
 
 

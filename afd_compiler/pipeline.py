@@ -35,8 +35,7 @@ def compile_family(spec: Spec, tree: SourceTree, platform: str) -> Outcome:
 
 
 def _origin(spec: Spec, classes: FamilyClasses, symbols: Symbols) -> Origin:
-    modules = sorted(classes.opened, key=lambda module: (module != classes.module, module))
-    texts = ((module, symbols.tree.text(module)) for module in modules)
+    texts = ((module, symbols.tree.text(module)) for module in classes.opened)
     files = tuple((file_of(module), sha256_of(text)) for module, text in texts)
     return Origin(spec, symbols.tree.release, symbols.platform, files)
 
@@ -46,7 +45,8 @@ def _compile(origin: Origin, classes: FamilyClasses, symbols: Symbols) -> Compil
     sandbox.make_leaves([layer.symbol for layer in classes.layers])
     traces = {layer: trace(layer, sandbox) for layer in classes.layers}
     settings = find_settings(classes, symbols, traces)
-    ways = {layer: _ways(layer, variants, symbols) for layer, variants in traces.items()}
+    built = Constructs(symbols)
+    ways = {layer: _ways(layer, variants, built) for layer, variants in traces.items()}
     first: dict[str, Refused] = {}
     while True:
         chosen = tuple(candidates[0] for candidates in ways.values())
@@ -62,8 +62,7 @@ def _compile(origin: Origin, classes: FamilyClasses, symbols: Symbols) -> Compil
                 raise first[layer.name] from reason
 
 
-def _ways(layer: LayerClass, traces: tuple[Trace, ...], symbols: Symbols) -> tuple[LayerCut, ...]:
-    built = Constructs(symbols)
+def _ways(layer: LayerClass, traces: tuple[Trace, ...], built: Constructs) -> tuple[LayerCut, ...]:
     found = built.method(layer.symbol, "forward")
     if found is None:
         raise Refused(

@@ -85,10 +85,9 @@ class ModuleIndex:
         """The global name that a class attribute is set to."""
         for node in self.classes[class_name].body:
             match node:
-                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Name(id=held)) if name == attribute:
-                    return held
-                case ast.AnnAssign(target=ast.Name(id=name), value=ast.Name(id=held)) if name == attribute:
-                    return held
+                case ast.Assign(value=ast.Name(id=held)) | ast.AnnAssign(value=ast.Name(id=held)):
+                    if names_defined(node) == [attribute]:
+                        return held
         return None
 
     @cached_property
@@ -186,7 +185,8 @@ def _taken(test: ast.expr, platform: str) -> bool | None:
     return None
 
 
-def _defined(statement: ast.stmt) -> list[str]:
+def names_defined(statement: ast.stmt) -> list[str]:
+    """Names that a statement of a class or module body gives a meaning: a function's, or what is assigned to."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
         return [statement.name]
     targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
@@ -263,7 +263,7 @@ class Symbols:
         index = self.index(symbol.module)
         if index is None or symbol.name not in index.classes:
             return False
-        own = {name for statement in index.classes[symbol.name].body for name in _defined(statement)}
+        own = {name for statement in index.classes[symbol.name].body for name in names_defined(statement)}
         return member in own or any(self.defines(base, member) for base in self.bases(symbol))
 
     def bases(self, symbol: Symbol) -> list[Symbol]:
