@@ -14,9 +14,11 @@ from afd_compiler.diagnostics import Location
 from afd_compiler.effects import forward_nodes, is_effect
 from afd_compiler.sandbox import Leaf
 from afd_compiler.trace import Trace
-from afd_compiler.tracer import ACTIVATION_DTYPE, target_name
+from afd_compiler.tracer import ACTIVATION_DTYPE, REDUCED, UNREDUCED, target_name
 
 SEND, RECV = "afd_runtime.ops.send", "afd_runtime.ops.recv"
+PARTIAL_SUM = "afd_runtime.ops.partial_sum"
+"""Parts of a value by rank. Only their sum matters: what leaves its sum out is what takes it, then parted."""
 Term = tuple[Any, ...]
 
 
@@ -51,6 +53,11 @@ def composed_form(attention: Trace, ffn: Trace) -> Canonical:
     return _Canonicalizer(ffn).finish(attention, {})
 
 
+def sends(trace: Trace) -> bool:
+    """Whether an attention half makes an exchange."""
+    return any(target_name(node.target) == SEND for node in trace.graph.nodes)
+
+
 class _Canonicalizer:
     def __init__(self, ffn: Trace | None = None) -> None:
         self.ffn = ffn
@@ -74,8 +81,11 @@ class _Canonicalizer:
             term = self.describe(node, trace, terms)
             if self.ffn is not None and target_name(node.target) in (SEND, RECV):
                 terms[node] = self.connect(node, terms)
+            elif target_name(node.target) == PARTIAL_SUM:
+                terms[node] = ("part of", _term(node.args[0], terms))
             elif node in in_forward and is_effect(node):
-                terms[node] = ("effect", len(self.effects))
+                done: Term = ("effect", len(self.effects))
+                terms[node] = ("part of", done) if _leaves_sum_out(node, trace) else done
                 shown = f"{node.op} {target_name(node.target)}"
                 self.effects.append(Effect(term, shown, trace.locations[node]))
             else:
@@ -86,7 +96,7 @@ class _Canonicalizer:
         target: Any = target_name(node.target)
         if node.op == "call_module":
             child = trace.children[str(node.target)]
-            target = (child.name, child.class_name, child.arguments)
+            target = (child.name, child.class_name, summed(child.arguments))
         keywords = tuple(sorted((name, _term(value, terms)) for name, value in node.kwargs.items()))
         return (node.op, target, tuple(_term(value, terms) for value in node.args), keywords)
 
@@ -94,15 +104,26 @@ class _Canonicalizer:
         """A send is its value in flight; a receive on that ticket is the FFN half applied to the value."""
         args = [_term(value, terms) for value in node.args]
         if target_name(node.target) == SEND:
-            return ("ticket", args[0], args[1])
+            return ("ticket", args[0], args[1], args[3])
         ticket, tokens, hidden, dtype, layer = args
         whole = isinstance(ticket, tuple) and ticket[0] == "ticket" and ticket[2] == layer
         assert self.ffn is not None  # checked by the caller
         if not whole or (tokens, hidden) != _sizes(ticket[1]) or dtype not in _dtypes(ticket[1]):
             return ("lost", *args)
+        sent = (ticket[1], *ticket[3][1:])
+        if len(sent) != len(self.ffn.inputs):
+            return ("lost", *args)
         self.hops += 1
-        (parameter,) = self.ffn.inputs
-        return self.walk(self.ffn, {parameter: ticket[1]})
+        return self.walk(self.ffn, dict(zip(self.ffn.inputs, sent, strict=True)))
+
+
+def summed(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """A constructor's arguments as the role passes them that takes the sum over ranks."""
+    return tuple(REDUCED if text == UNREDUCED else text for text in arguments)
+
+
+def _leaves_sum_out(node: fx.Node, trace: Trace) -> bool:
+    return node.op == "call_module" and UNREDUCED in trace.children[str(node.target)].arguments
 
 
 def _dtypes(tensor: Any) -> tuple[Any, Any]:

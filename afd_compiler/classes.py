@@ -7,6 +7,7 @@ attention and a mixture of experts, or a mixture of experts alone beside layers 
 """
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from afd_compiler.constructs import Constructs, GlobalName, defaults_of, is_model_class, self_attribute
@@ -50,6 +51,8 @@ class LayerClass:
     """By which the opened modules know the classes of the layer's experts."""
     inner_names: tuple[tuple[str, frozenset[GlobalName]], ...]
     """(submodule, global names that the code of its classes uses): what must keep its meaning while it is built."""
+    set_outside: tuple[str, ...]
+    """Attributes that the code around the layers sets on other objects, layers perhaps, after they are built."""
 
     @property
     def name(self) -> str:
@@ -111,6 +114,7 @@ def classify(spec: Spec, symbols: Symbols) -> FamilyClasses:
     reached = built.reachable(roots)
     layers = _layers(built, reached, spec.module)
     outer = [cls for cls in reached if cls not in layers and set(layers) & set(built.reachable([cls]))]
+    here = {name: symbol for name, symbol in here.items() if symbol in outer}
     around = list(dict.fromkeys(ancestor for cls in outer for ancestor in built.lineage(cls)))
     lineages = [*around, *(ancestor for layer in layers for ancestor in built.lineage(layer))]
     modules = {cls.module for cls in lineages if symbols.is_module_class(cls)}
@@ -205,7 +209,15 @@ def _layer(built: Constructs, layer: Symbol, around: list[Symbol], opened: tuple
         class_attributes=tuple((item.attribute, item.via) for item in constructs if item.attribute and item.via),
         expert_names=built.names_of({symbol for symbol in experts if is_model_class(symbol)}, opened),
         inner_names=tuple((name, _inner_names(built, group)) for name, group in built.modules(layer)),
+        set_outside=tuple(dict.fromkeys(name for cls in around for name in _set_on_others(built.node(cls)))),
     )
+
+
+def _set_on_others(node: ast.ClassDef) -> Iterator[str]:
+    for statement in ast.walk(node):
+        match statement:
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=owner), attr=name)]) if owner != "self":
+                yield name
 
 
 def _inner_names(built: Constructs, names: tuple[GlobalName, ...]) -> frozenset[GlobalName]:

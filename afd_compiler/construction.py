@@ -5,6 +5,7 @@ the same answers, with one layer of each kind standing for all of them. The laye
 variant for each kind of FFN; of the others `MOST_PATHS` combinations are tried.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -16,12 +17,12 @@ import torch
 from afd_compiler import names
 from afd_compiler.classes import FamilyClasses, LayerClass
 from afd_compiler.diagnostics import RefusalKind, Refused
-from afd_compiler.sandbox import Sandbox
+from afd_compiler.sandbox import MODULE_FACTORIES, Sandbox
 from afd_compiler.symbols import Symbol, Symbols
 from afd_compiler.trace import Trace, UpstreamRaised, other_paths, tracing
 from afd_compiler.tracer import LayerTracer
 
-MOST_PATHS = 12
+MOST_PATHS, MOST_TRIES = 12, 40
 UTILS = "vllm.model_executor.models.utils"
 
 
@@ -37,11 +38,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where upstream's models can be built, and what their constructors read off the layers' experts."""
+    """Where upstream's models can be built, and what their constructors read off the layers' submodules."""
 
     found: tuple[Setting, ...]
-    read: tuple[str, ...]
-    """Attributes of the classes of `moe_children`."""
+    read: Mapping[str, tuple[str, ...]]
+    """Role -> attributes of what it does not own: on attention of FFNs, on FFN of attentions."""
 
 
 def find_settings(classes: FamilyClasses, symbols: Symbols, traces: Mapping[LayerClass, tuple[Trace, ...]]) -> Settings:
@@ -49,37 +50,48 @@ def find_settings(classes: FamilyClasses, symbols: Symbols, traces: Mapping[Laye
     sandbox = _sandbox(classes, symbols)
     natives = tuple(sandbox.cls(layer.symbol) for layer in classes.layers)
     found: list[Setting] = []
-    read: dict[str, None] = {}
-    problem = "it builds no such layer on any path that was tried"
+    read: dict[str, dict[str, None]] = {role: {} for role in names.ROLES}
+    read["attention"] |= dict.fromkeys(_passed_on(traces))
+    problem = "it builds no layer with experts on any path that was tried"
     by_constructor = {sandbox.cls(symbol).__init__: symbol for _, symbol in reversed(classes.architectures)}  # type: ignore[misc]
-    for (start, experts), symbol in product(_starts(traces), by_constructor.values()):
-        for tracer in _paths(sandbox, start):
-            try:
-                built = _construct(sandbox, tracer, sandbox.cls(symbol), classes)
-            except Refused as reason:
-                problem = f"{reason.saw} ({reason.at})"
-                continue
-            except UpstreamRaised as raised:
-                problem = f"it raises {raised}"
-                continue
-            if any(isinstance(module, natives) for module in built.modules()):
-                found.append(Setting(symbol, tuple(tracer.answers.items()), experts))
-                read |= dict.fromkeys(_read_off(tracer, traces))
-    if not found:
+    experts = {name.name for layer in classes.layers for name in layer.expert_names} | {*MODULE_FACTORIES}
+    for start, symbol in product(_starts(traces), by_constructor.values()):
+        for tracer, built in _tries(sandbox, sandbox.cls(symbol), start, classes):
+            if isinstance(built, str):
+                problem = built
+            elif any(isinstance(module, natives) for module in built.modules()):
+                holds = any(type(module).__name__ in experts for module in built.modules())
+                found.append(Setting(symbol, tuple(tracer.answers.items()), holds))
+                read["attention"] |= dict.fromkeys(_read_off(tracer, traces, attentions=False))
+                read["ffn"] |= dict.fromkeys(_read_off(tracer, traces, attentions=True))
+    if not any(setting.experts for setting in found):
         raise _refused(classes, classes.outer[-1].name, f"upstream's own constructor cannot be followed: {problem}")
-    return Settings(tuple(found), tuple(read))
+    return Settings(tuple(found), {role: tuple(attributes) for role, attributes in read.items()})
 
 
-def _paths(sandbox: Sandbox, start: Mapping[str, bool]) -> Iterator[LayerTracer]:
-    """A tracer for each of the first `MOST_PATHS` paths from the answers of one; what it asked leads to the next."""
+def _tries(
+    sandbox: Sandbox, model: type, start: Mapping[str, bool], classes: FamilyClasses
+) -> Iterator[tuple[LayerTracer, Any]]:
+    """Upstream's model built on the first `MOST_PATHS` paths that succeed, from the answers of one; where a path fails,
+    what is wrong with it. What a path asked leads to the next, and the last that a failed one asked comes first."""
     pending = [dict(start)]
-    for _ in range(MOST_PATHS):
-        if not pending:
+    succeeded = 0
+    for _ in range(MOST_TRIES):
+        if not pending or succeeded == MOST_PATHS:
             return
         answers = pending.pop(0)
         tracer = LayerTracer(sandbox, frozenset(), answers, forks=True)
-        yield tracer
-        pending += other_paths(answers, tracer.asked)
+        built: Any
+        try:
+            built = _construct(sandbox, tracer, model, classes)
+            succeeded += 1
+        except Refused as reason:
+            built = f"{reason.saw} ({reason.at})"
+        except UpstreamRaised as raised:
+            built = f"it raises {raised}"
+        others = list(other_paths(answers, tracer.asked))
+        pending = [*others[-1:], *pending, *others[:-1]] if isinstance(built, str) else [*pending, *others]
+        yield tracer, built
 
 
 def check_construction(
@@ -103,33 +115,41 @@ def _sandbox(classes: FamilyClasses, symbols: Symbols) -> Sandbox:
     return sandbox
 
 
-def _starts(traces: Mapping[LayerClass, tuple[Trace, ...]]) -> list[tuple[Mapping[str, bool], bool]]:
-    """One path for each kind of FFN that a layer can hold, and whether it holds experts.
-
-    Those of different layers agree, or ask other questions.
-    """
-    found: dict[tuple[object, ...], tuple[Mapping[str, bool], bool]] = {}
+def _starts(traces: Mapping[LayerClass, tuple[Trace, ...]]) -> list[Mapping[str, bool]]:
+    """One path for each kind of FFN that a layer can hold. Those of different layers agree, or ask other questions."""
+    found: dict[tuple[object, ...], Mapping[str, bool]] = {}
     for layer, variants in traces.items():
         for trace in variants:
             kind = tuple(child.class_name for name, child in trace.children.items() if name in layer.split_children)
-            experts = any(name in layer.moe_children for name in trace.children)
-            found.setdefault((layer, *kind), (trace.answers, experts))
+            found.setdefault((layer, *kind), trace.answers)
     return list(found.values())
 
 
-def _read_off(tracer: LayerTracer, traces: Mapping[LayerClass, tuple[Trace, ...]]) -> Iterator[str]:
-    """Attributes that were read off the layers' experts."""
-    experts = {
+def _read_off(
+    tracer: LayerTracer, traces: Mapping[LayerClass, tuple[Trace, ...]], *, attentions: bool
+) -> Iterator[str]:
+    """Attributes that were read off the layers' attentions, or off their FFNs."""
+    owners = {
         child.class_name
         for layer, variants in traces.items()
         for trace in variants
         for name, child in trace.children.items()
-        if name in layer.moe_children
+        if name.partition(".")[0]
+        in (layer.attention_children if attentions else (*layer.moe_children, *layer.dense_children))
     }
     for node in tracer.graph.nodes:
         owner, _, attribute = str(node.target).partition(".")
-        if node.op == "get_attr" and owner in experts:
+        if node.op == "get_attr" and owner in owners:
             yield attribute
+
+
+def _passed_on(traces: Mapping[LayerClass, tuple[Trace, ...]]) -> Iterator[str]:
+    """Attributes of a layer's submodule that its experts are built from."""
+    for layer, variants in traces.items():
+        for trace in variants:
+            words = [text for name in layer.moe_children if (c := trace.children.get(name)) for text in c.arguments]
+            for kind in {child.class_name for child in trace.children.values()}:
+                yield from (attribute for text in words for attribute in re.findall(rf"self\.{kind}\.(\w+)", text))
 
 
 def _construct(sandbox: Sandbox, tracer: LayerTracer, model: type, classes: FamilyClasses) -> Any:

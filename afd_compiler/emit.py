@@ -22,13 +22,18 @@ from dataclasses import dataclass
 from afd_compiler import names
 from afd_compiler.classes import FamilyClasses, LayerClass
 from afd_compiler.constructs import GlobalName
+from afd_compiler.contract import TOKEN_TENSOR
 from afd_compiler.diagnostics import RefusalKind, Refused
 from afd_compiler.kept import kept_statements, outlined
-from afd_compiler.partition import Partition
+from afd_compiler.partition import BOTH, Partition
 from afd_compiler.symbols import ModuleIndex, Symbol
+from afd_compiler.tracer import REDUCES
 
 LINE_LENGTH = 120
-RUNTIME = ("AttentionModel", "FFNLayer", "FFNModel", "OutlinedLayer", "RemoteFFN", "Unowned", "bind", "owned")
+RUNTIME = (
+    "AttentionModel", "FFNLayer", "FFNModel", "Inert", "OutlinedLayer", "RemoteFFN", "RemoteSum", "Unowned", "bind",
+    "owned",
+)  # fmt: skip
 """Names of `afd_runtime.split` that emitted text can use."""
 
 
@@ -48,9 +53,12 @@ Bindings = dict[GlobalName, str]
 """Global name of an upstream module -> what stands for it while a constructor runs."""
 
 
-def emit(classes: FamilyClasses, cuts: tuple[LayerCut, ...], told: Iterable[str], header: Iterable[str]) -> str:
-    """Write the wrapper module's text; `told` are attributes that upstream's constructors read off the FFN."""
-    writer = _Writer(classes, cuts, tuple(told))
+def emit(
+    classes: FamilyClasses, cuts: tuple[LayerCut, ...], told: Mapping[str, tuple[str, ...]], header: Iterable[str]
+) -> str:
+    """Write the wrapper module's text; `told` are, by role, attributes that upstream's constructors read off what the
+    role does not own."""
+    writer = _Writer(classes, cuts, told)
     body = "\n".join(part for part in writer.parts() if part)
     used = ", ".join(name for name in RUNTIME if re.search(rf"\b{name}\b", body))
     imports = [
@@ -64,11 +72,15 @@ def emit(classes: FamilyClasses, cuts: tuple[LayerCut, ...], told: Iterable[str]
 
 
 class _Writer:
-    def __init__(self, classes: FamilyClasses, cuts: tuple[LayerCut, ...], told: tuple[str, ...]) -> None:
-        self.classes, self.cuts, self.told = classes, cuts, told
+    def __init__(self, classes: FamilyClasses, cuts: tuple[LayerCut, ...], told: Mapping[str, tuple[str, ...]]) -> None:
+        self.classes, self.cuts = classes, cuts
+        self.told, self.told_of_attention = told.get("attention", ()), told.get("ffn", ())
 
     def parts(self) -> Iterator[str]:
         yield from dict.fromkeys(text for cut in self.cuts for text in self.remotes(cut))
+        if self.told_of_attention:
+            told = " = ".join([*self.told_of_attention, "property(Inert)"])
+            yield f"\nclass {names.ABSENT_ATTENTION}(Unowned):\n    {told}\n"
         for cut in self.cuts:
             yield self.attention_layer(cut)
             yield self.ffn_layer(cut)
@@ -90,41 +102,57 @@ class _Writer:
     # Layers.
 
     def remotes(self, cut: LayerCut) -> Iterator[str]:
-        sent = cut.cut.contract.sent[0].name
         told = " = ".join([*self.told, "None"]) if self.told else ""
+        told_of_sum = " = ".join([*self.told, "property(RemoteSum.itself)"]) if self.told else ""
         if told and not cut.cut.calls:
             yield f"\nclass {names.ABSENT_EXPERTS}(Unowned):\n    {told}\n"
-        for child, keywords in cut.cut.calls:
-            extra = "".join(f", {word}={dict(cut.defaults).get(word, 'None')}" for word in keywords)
+        sent, *extras = (value.name for value in cut.cut.contract.sent)
+        for child, parameters in cut.cut.calls:
+            words = "".join(f", {name}={dict(cut.defaults).get(name, 'None')}" for name, _ in parameters)
+            carried = {value: name for name, value in parameters}
+            values = ", ".join([sent, *(carried[extra] for extra in extras)])
+            base = "RemoteSum" if child in cut.cut.unreduced else "RemoteFFN"
             yield f'''
-class {names.remote_class(child)}(RemoteFFN):
+class {names.remote_class(child)}({base}):
     """`{child}` on the attention role: upstream's own call of it becomes an exchange with the FFN role."""
-    {told}
+    {told_of_sum if child in cut.cut.unreduced else told}
 
-    def forward(self, {sent}{extra}):
-        return self.exchange({sent})
+    def forward(self, {sent}{words}):
+        return self.exchange({values})
 '''
 
     def attention_layer(self, cut: LayerCut) -> str:
-        sent, returned = cut.cut.contract.sent[0].name, cut.cut.contract.returned[0].name
+        alias = self.alias(cut.index.module)
         forward = ""
         if not cut.cut.calls:
-            exchange = f"{returned} = self.exchange({sent})"
-            forward = outlined(cut.forward, cut.cut.region, cut.index, self.alias(cut.index.module), exchange)
+            values = ", ".join(value.name for value in cut.cut.contract.sent)
+            exchange = f"{cut.cut.contract.returned[0].name} = self.exchange({values})"
+            forward = outlined(cut.forward, cut.cut.region.span, cut.index, alias, exchange)
+        elif cut.cut.asks_class:
+            classes = {
+                name.name: self.stand_in("attention", child, cut)
+                for child, group in self.foreign(cut, "attention").items()
+                for name in group
+            }
+            forward = outlined(cut.forward, frozenset(), cut.index, alias, "pass", classes)
         marker = "" if cut.cut.calls else "OutlinedLayer, "
         return self.layer("attention", marker, cut, forward)
 
     def ffn_layer(self, cut: LayerCut) -> str:
-        sent, returned = cut.cut.contract.sent[0].name, cut.cut.contract.returned[0].name
-        region = cut.cut.region
+        contract, region = cut.cut.contract, cut.cut.region
         body = f"return {region.call}"
         if not region.call:
             kept = kept_statements(cut.forward, region, cut.index, self.alias(cut.index.module)).rstrip()
-            body = f"{kept}\nreturn {returned}"
-        forward = f"\ndef forward(self, {sent}):\n{_indented(body)}\n"
-        return self.layer("ffn", "FFNLayer, ", cut, forward)
+            body = f"{kept}\nreturn {contract.returned[0].name}"
+        extras = tuple("hidden" if value.shape == TOKEN_TENSOR else value.name for value in contract.sent[1:])
+        told = f"extras = {extras!r}\n" if extras else ""
+        shared = tuple(name for name, owner in cut.cut.owners if owner == BOTH)
+        told += f"shared = {shared!r}\n" if shared else ""
+        parameters = ", ".join(value.name for value in contract.sent)
+        forward = f"\ndef forward(self, {parameters}):\n{_indented(body)}\n"
+        return self.layer("ffn", "FFNLayer, ", cut, forward, told)
 
-    def layer(self, role: str, marker: str, cut: LayerCut, forward: str) -> str:
+    def layer(self, role: str, marker: str, cut: LayerCut, forward: str, told: str = "") -> str:
         foreign = self.foreign(cut, role)
         held = [
             f"{attribute} = {self.stand_in(role, child, cut)}"
@@ -132,25 +160,30 @@ class {names.remote_class(child)}(RemoteFFN):
             if child in foreign
         ]
         bindings = self.layer_bindings(cut, role)
-        body = "\n".join([*held, self.init(bindings) if bindings else "", forward]) or "pass"
+        body = "\n".join([told, *held, self.init(bindings) if bindings else "", forward]) or "pass"
         name = names.role_class(role, cut.layer.name)
         return f"\nclass {name}({marker}{self.spelled(cut.layer.symbol)}):\n{_indented(body)}\n"
 
     def foreign(self, cut: LayerCut, role: str) -> dict[str, tuple[GlobalName, ...]]:
         """Submodules of the layer that a role does not own, with the class names that build them."""
-        owners = dict(cut.cut.owners)
-        return {name: group for name, group in cut.layer.modules if owners.get(name, "attention") != role}
+        groups = {
+            child: tuple(name for name in group if cut.cut.owner_of(child, name.name) not in (role, BOTH))
+            for child, group in cut.layer.modules
+        }
+        return {child: group for child, group in groups.items() if group}
 
     def stand_in(self, role: str, child: str, cut: LayerCut) -> str:
         if role == "attention" and child in dict(cut.cut.calls):
             return names.remote_class(child)
+        if role == "ffn" and child in cut.layer.attention_children and self.told_of_attention:
+            return names.ABSENT_ATTENTION
         return names.ABSENT_EXPERTS if role == "attention" and self.told else "Unowned"
 
     def layer_bindings(self, cut: LayerCut, role: str) -> Bindings:
         """Stand-ins for what the role does not own; refuses a name that also builds what it keeps."""
         foreign = self.foreign(cut, role)
         by_attribute = dict(cut.layer.class_attributes)
-        kept = {name for attribute, group in cut.layer.modules if attribute not in foreign for name in group}
+        kept = {name for child, group in cut.layer.modules for name in group if name not in foreign.get(child, ())}
         bound = {
             name: self.stand_in(role, attribute, cut)
             for attribute, group in foreign.items()
@@ -167,8 +200,12 @@ class {names.remote_class(child)}(RemoteFFN):
             )
         around = self.role_bindings(role) if role == "ffn" else {}
         for attribute, inner in cut.layer.inner_names:
-            if attribute not in foreign and attribute not in by_attribute and inner & (bound.keys() | around.keys()):
-                bound |= {name: f"owned({self.spelled(name)})" for name in dict(cut.layer.modules)[attribute]}
+            if attribute in by_attribute:
+                continue
+            summed = f", {REDUCES}=True" if role == "ffn" and attribute in cut.cut.unreduced else ""
+            own = [name for name in dict(cut.layer.modules)[attribute] if name in kept]
+            if summed or (inner | {*own}) & (bound.keys() | around.keys()):
+                bound |= {name: f'owned({self.alias(name.module)}, "{name.name}"{summed})' for name in own}
         return bound
 
     # Models.

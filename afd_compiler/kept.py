@@ -2,7 +2,8 @@
 
 import ast
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import libcst
@@ -18,9 +19,17 @@ def kept_statements(function: ast.FunctionDef, region: Region, index: ModuleInde
     return libcst.Module(body=_statements(method.body.body)).code
 
 
-def outlined(function: ast.FunctionDef, region: Region, index: ModuleIndex, alias: str, instead: str) -> str:
-    """Text of the method with the statement `instead` in place of the region's."""
-    method = _transformed(function, index, lambda offset, names: _Outline(region.span, offset, names, alias, instead))
+def outlined(
+    function: ast.FunctionDef,
+    span: frozenset[int],
+    index: ModuleIndex,
+    alias: str,
+    instead: str,
+    classes: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Text of the method with the statement `instead` in place of the statements on `span`, and other names for
+    `classes`."""
+    method = _transformed(function, index, lambda offset, names: _Outline(span, offset, names, alias, instead, classes))
     return libcst.Module(body=[method]).code
 
 
@@ -95,15 +104,26 @@ class _Keep(_Qualified):
 
 class _Outline(_Qualified):
     def __init__(
-        self, span: frozenset[int], offset: int, global_names: frozenset[str], alias: str, instead: str
+        self,
+        span: frozenset[int],
+        offset: int,
+        global_names: frozenset[str],
+        alias: str,
+        instead: str,
+        classes: Mapping[str, str],
     ) -> None:
         super().__init__(offset, global_names, alias)
-        self.span, self.instead = span, libcst.parse_statement(instead)
+        self.span, self.instead, self.classes = span, libcst.parse_statement(instead), classes
 
     def statement(self, line: int, node: Any) -> Any:
         if line not in self.span:
             return node
         return self.instead if line == min(self.span) else libcst.RemoveFromParent()
+
+    def leave_Name(self, original_node: libcst.Name, updated_node: libcst.Name) -> libcst.BaseExpression:
+        if updated_node.value in self.classes:
+            return updated_node.with_changes(value=self.classes[updated_node.value])
+        return super().leave_Name(original_node, updated_node)
 
     def leave_Param(self, original_node: libcst.Param, updated_node: libcst.Param) -> libcst.Param:
         return updated_node.with_changes(annotation=None, name=original_node.name)

@@ -5,6 +5,7 @@ import re
 ROLES = ("attention", "ffn")
 UPSTREAM = "upstream"
 ABSENT_EXPERTS = "AbsentExperts"
+ABSENT_ATTENTION = "AbsentAttention"
 
 
 def remote_class(child: str) -> str:

@@ -5,6 +5,7 @@ taken; if none is, the family is refused for the reason of the first.
 """
 
 import ast
+from collections.abc import Mapping
 
 from afd_compiler.classes import FamilyClasses, LayerClass, classify, file_of
 from afd_compiler.construction import Settings, check_construction, find_settings
@@ -53,8 +54,9 @@ def _compile(origin: Origin, classes: FamilyClasses, symbols: Symbols) -> Compil
         try:
             return _prove(origin, classes, sandbox, traces, settings, chosen)
         except Refused as reason:
-            layer = next((layer for layer in ways if reason.name.partition(".")[0] == layer.name), None)
-            if layer is None:
+            named = [layer for layer in ways if reason.name.partition(".")[0] == layer.name]
+            layer, *others = named or ways
+            if others and not named:
                 raise
             first.setdefault(layer.name, reason)
             ways[layer] = ways[layer][1:]
@@ -88,11 +90,31 @@ def _prove(
     settings: Settings,
     chosen: tuple[LayerCut, ...],
 ) -> Compiled:
-    text, tried = _emit(origin, classes, sandbox.symbols, traces, settings, chosen)
+    """Prove one way; stand-ins are told what upstream's constructors read off them only if they must be."""
+    try:
+        return _prove_told(origin, classes, sandbox, traces, settings, chosen, {})
+    except Refused:
+        if not any(settings.read.values()):
+            raise
+        return _prove_told(origin, classes, sandbox, traces, settings, chosen, settings.read)
+
+
+def _prove_told(
+    origin: Origin,
+    classes: FamilyClasses,
+    sandbox: Sandbox,
+    traces: dict[LayerClass, tuple[Trace, ...]],
+    settings: Settings,
+    chosen: tuple[LayerCut, ...],
+    told: Mapping[str, tuple[str, ...]],
+) -> Compiled:
+    count = sum(map(len, traces.values()))
+    header = tuple(header_lines(origin, [(item.layer, item.cut) for item in chosen], count))
+    text = emit(classes, chosen, told, header)
+    tried = check_construction(classes, sandbox.symbols, settings, lambda other: load_emitted(other, text))
     emitted = load_emitted(sandbox, text)
     check_module(classes, sandbox, emitted, text)
     proofs = [verify(item.layer, item.cut, traces[item.layer], sandbox, emitted) for item in chosen]
-    count = sum(map(len, traces.values()))
     detail = f"both roles' whole models are built as upstream's; tried in {tried} settings"
     return Compiled(
         origin,
@@ -101,26 +123,6 @@ def _prove(
         Check("construction", count, detail),
         text,
     )
-
-
-def _emit(
-    origin: Origin,
-    classes: FamilyClasses,
-    symbols: Symbols,
-    traces: dict[LayerClass, tuple[Trace, ...]],
-    settings: Settings,
-    chosen: tuple[LayerCut, ...],
-) -> tuple[str, int]:
-    """The text whose models can be built; upstream's constructors are told what they read off experts if they must."""
-    header = tuple(header_lines(origin, [(item.layer, item.cut) for item in chosen], sum(map(len, traces.values()))))
-    text = emit(classes, chosen, (), header)
-    try:
-        return text, check_construction(classes, symbols, settings, lambda other: load_emitted(other, text))
-    except Refused:
-        if not settings.read:
-            raise
-        told = emit(classes, chosen, settings.read, header)
-        return told, check_construction(classes, symbols, settings, lambda other: load_emitted(other, told))
 
 
 def _compiled_layer(item: LayerCut, proof: Proof) -> CompiledLayer:

@@ -91,8 +91,10 @@ def _constant_settings(function: ast.FunctionDef, name: str, active_lines: froze
     """Lines of assignments to a local name that do no work on the step's tensors."""
     for node in ast.walk(function):
         match node:
-            case ast.Assign(targets=[ast.Name(id=target)]) if target == name and not active_lines & _lines_of(node):
-                yield node.lineno
+            case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
+                is_alias = isinstance(value, ast.Name)  # of an activation, perhaps: that makes no node either
+                if not is_alias and not active_lines & _lines_of(node):
+                    yield node.lineno
 
 
 def _span(block: list[ast.stmt], lines: set[int]) -> frozenset[int]:
@@ -100,7 +102,7 @@ def _span(block: list[ast.stmt], lines: set[int]) -> frozenset[int]:
     if not holding:
         return frozenset()
     first, last = block[holding[0]], block[holding[-1]]
-    if first is last and isinstance(first, ast.If) and first.lineno not in lines:
+    if first is last and isinstance(first, ast.If):
         inner = [branch for branch in (first.body, first.orelse) if any(lines & _lines_of(node) for node in branch)]
         if len(inner) == 1:
             return _span(inner[0], lines)

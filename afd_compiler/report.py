@@ -12,8 +12,9 @@ from typing import Any
 
 from afd_compiler import __version__, names, verify
 from afd_compiler.classes import LayerClass
+from afd_compiler.contract import Contract
 from afd_compiler.outcome import Compiled, CompiledLayer, Origin, Outcome, Refusal
-from afd_compiler.partition import Contract, Partition
+from afd_compiler.partition import Partition
 from afd_compiler.source import sha256_of
 from afd_runtime.manifest import Check, Direction, Layer, Manifest, Roles, Value
 

@@ -28,6 +28,8 @@ REAL_IMPORTS = frozenset(sys.stdlib_module_names) | {"torch", "typing_extensions
 HOOK = "__afd_ask__"
 ASKED_BUILTINS = frozenset({"int", "float", "len", "range", "isinstance", "hasattr", "getattr"})
 """Rewritten into questions. None of them tells what a tensor holds, but for `int` and `float`."""
+MODULE_FACTORIES = ("FusedMoEFactory",)
+"""vLLM's functions that build a module, as a class does."""
 
 
 class Stub:
@@ -45,7 +47,7 @@ class Stub:
         if self.sandbox.tracer is not None:
             if model := self.sandbox.understood.get(self.qualified_name):
                 return model(*args, **kwargs)
-            if self.sandbox.is_class(self.qualified_name):
+            if self.sandbox.is_class(self.qualified_name) or self.__name__ in MODULE_FACTORIES:
                 return self.sandbox.class_of(self)(*args, **kwargs)
             return self.sandbox.tracer.call_function(self, args, kwargs)
         if len(args) == 1 and not kwargs and (isinstance(args[0], type) or callable(args[0])):
@@ -190,7 +192,7 @@ class Sandbox:
             module, _, own = name.rpartition(".")
             symbol = self.symbols.resolve(module, own)
             members = {"sandbox": self, "symbol": symbol, "__module__": "stub", "__qualname__": own}
-            is_module = self.symbols.is_module_class(symbol)
+            is_module = self.symbols.is_module_class(symbol) or own in MODULE_FACTORIES
             bases = (Leaf, torch.nn.Module) if is_module else (Leaf,)
             self._classes[name] = type(own, bases, members)
             self._leaves.add(self._classes[name])

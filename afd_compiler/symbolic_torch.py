@@ -27,6 +27,10 @@ def symbolic_torch(tracer: LayerTracer) -> Iterator[None]:
 
         return record
 
+    def some_parameters(self: torch.nn.Module, recurse: bool = True) -> Iterator[Any]:
+        """A model always has some, though its submodules are not entered."""
+        yield from list(_parameters(self, recurse)) or [tracer.input("parameter")]
+
     with ExitStack() as patches:
         for name in _FACTORIES:
             patches.enter_context(patch.object(torch, name, recorded(getattr(torch, name))))
@@ -34,10 +38,12 @@ def symbolic_torch(tracer: LayerTracer) -> Iterator[None]:
             patches.enter_context(patch.object(torch.cuda, name, recorded(getattr(torch.cuda, name), always=True)))
         patches.enter_context(patch.object(torch.nn.Module, "__setattr__", _set_member))
         patches.enter_context(patch.object(torch.nn.Module, "to", lambda self, *_, **__: self))
+        patches.enter_context(patch.object(torch.nn.Module, "parameters", some_parameters))
         yield
 
 
 _set_natively = torch.nn.Module.__setattr__
+_parameters = torch.nn.Module.parameters
 
 
 def _set_member(self: torch.nn.Module, name: str, value: Any) -> None:

@@ -20,7 +20,7 @@ from afd_compiler.classes import LayerClass
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
 from afd_compiler.sandbox import Sandbox
 from afd_compiler.symbolic_torch import symbolic_torch
-from afd_compiler.tracer import Child, LayerTracer
+from afd_compiler.tracer import UNREDUCED, Child, LayerTracer
 
 MOST_PATHS = 2000
 T = TypeVar("T")
@@ -67,17 +67,19 @@ def trace_one(
     forks: bool,
     entered: frozenset[str] = frozenset(),
     received: bool = False,
+    forward: bool = True,
 ) -> tuple[dict[str, bool], Trace]:
     """Run one path of a layer class, upstream's or emitted; the layer's constructor arguments are symbolic.
 
-    `received` says that forward's inputs are activations, as the FFN role's are.
+    `received` says that forward's first input is an activation, as the FFN role's is. Without `forward` the layer is
+    built only.
     """
     tracer = LayerTracer(sandbox, entered, answers, forks=forks, received=received)
     with tracing(sandbox, tracer, layer.name):
-        root = tracer.construct(cls, constructor_arguments(tracer, layer))
+        root = tracer.construct(cls, constructor_arguments(tracer, layer), layer.set_outside)
         constructed = dict(tracer.asked)
-        inputs = forward_parameters(type(root))
-        output = tracer.graph.output(tracer.create_arg(tracer.forward(root, inputs)))
+        inputs = forward_parameters(type(root)) if forward else ()
+        output = tracer.graph.output(tracer.create_arg(tracer.forward(root, inputs)) if forward else None)
         tracer.locations[output] = layer.location
     asked_in_forward = {question: yes for question, yes in tracer.asked.items() if question not in constructed}
     variant = Trace(
@@ -119,11 +121,11 @@ def _construct_only(
     """Build the layer, and describe the outcome."""
     tracer = LayerTracer(sandbox, frozenset(), answers, forks=True)
     with tracing(sandbox, tracer, layer.name):
-        root = tracer.construct(cls, constructor_arguments(tracer, layer))
+        root = tracer.construct(cls, constructor_arguments(tracer, layer), layer.set_outside)
         plain = {name: value for name, value in vars(root).items() if name not in tracer.children and name[0] != "_"}
         # A flag that this path has decided is that decision, however it came about.
         attributes = {name: _first(tracer.settled(value), tracer.value_text(value)) for name, value in plain.items()}
-        kinds = {name: child.class_name for name, child in tracer.children.items()}
+        kinds = {name: (child.class_name, UNREDUCED in child.arguments) for name, child in tracer.children.items()}
     arguments = repr({name: child.arguments for name, child in tracer.children.items()})
     return tracer.asked, _Construction(repr((sorted(kinds.items()), sorted(attributes.items()))), arguments)
 

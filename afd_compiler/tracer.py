@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 from unittest.mock import patch
 
@@ -24,6 +24,11 @@ from afd_compiler.symbols import platform_answer
 
 ACTIVATION_DTYPE = "dtype"
 """All that submodules give is taken to have one dtype: a question about one tensor's is a question about all."""
+REDUCES = "reduce_results"
+"""The constructor argument by which vLLM's FFNs can leave out the all-reduce over their ranks."""
+REDUCED, UNREDUCED = f"{REDUCES}=True", f"{REDUCES}=False"
+SKIPS = "skip_final_all_reduce"
+"""What a fused MoE says of that argument when it is asked later."""
 SHAPE_QUESTIONS: frozenset[Any] = frozenset(
     {"shape", "ndim", "size", "dim", "numel", "dtype", "device", "is_contiguous"}
 )
@@ -63,6 +68,10 @@ class Symbolic(fx.Proxy):
         if operation == _UNPACK:
             return iter([operator.getitem(self, position) for position in range(count)])
         return iter([self.tracer.any_item(self)])
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("tracer", "node") or not self.tracer.set_inside(self.node, name, value):
+            super().__setattr__(name, value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, key, value), {})
@@ -105,9 +114,12 @@ class Child:
     """A submodule as the layer's `__init__` built it."""
 
     name: str
+    """The first, as in named_parameters."""
+    names: tuple[str, ...]
     class_name: str
     arguments: tuple[str, ...]
-    """As written in the call, values as expressions: "config.size", "reduce_results=False"."""
+    """As written in the call, values as expressions: "config.size", "reduce_results=False"; then what `__init__` sets
+    inside it."""
     location: Location
 
 
@@ -125,6 +137,7 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
     ) -> None:
         super().__init__(fx.Graph())
         self.sandbox, self.entered, self.forks, self.received = sandbox, entered, forks, received
+        self._sent: fx.Node | None = None
         self.answers = dict(answers)
         self.asked: dict[str, bool] = {}
         self.locations: dict[fx.Node, Location] = {}
@@ -136,25 +149,37 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         self._tensors: set[fx.Node] = set()
         self._spelled: dict[str, Symbolic] = {}
         self._paths: dict[int, str] = {}
+        self._set: dict[str, list[str]] = {}
 
-    def construct(self, cls: type, arguments: Mapping[str, Any]) -> Any:
-        """Build the layer; its submodules are recorded, not entered."""
+    def construct(self, cls: type, arguments: Mapping[str, Any], set_outside: Iterable[str] = ()) -> Any:
+        """Build the layer; its submodules are recorded, not entered. What code around it sets later is unknown."""
         self._root = root = cls(**arguments)
         named = [*vars(root).items(), *vars(root).get("_modules", {}).items()]
-        members = {id(value): name for name, value in reversed(named)}  # the first name, as in named_parameters
+        members: dict[int, list[str]] = {}
         for name, value in named:
+            members.setdefault(id(value), []).append(name)
             if type(value) in (torch.nn.ModuleList, torch.nn.Sequential):
-                members |= {id(item): f"{name}.{position}" for position, item in enumerate(value)}
+                members |= {id(item): [f"{name}.{position}"] for position, item in enumerate(value)}
         for identity, (value, words, location) in self._built.items():
-            if name := members.get(identity):
+            if identity in members:
+                name, *_ = members[identity]
                 self._paths[identity] = name
-                self.children[name] = Child(name, type(value).__name__, words, location)
+                kind = type(value).__name__
+                direct = (f"self.{kind}.{text}" for text in self.argument_texts((), _set_directly(value)))
+                self.children[name] = Child(
+                    name, tuple(members[identity]), kind, (*words, *direct, *self._set.get(kind, ())), location
+                )
+        for name in set_outside:
+            if name in vars(root):
+                vars(root)[name] = self.create_proxy("get_attr", name, (), {})
         return root
 
     def forward(self, root: Any, parameters: Iterable[str]) -> Any:
         """Run the layer's forward; from here on `.dtype` means the activations'."""
         arguments = {name: self.input(name) for name in parameters}
         self._tensors = {value.node for value in arguments.values()}
+        if self.received:
+            self._sent = next(iter(arguments.values())).node
         self._dtype = self.input(ACTIVATION_DTYPE)
         with patch.object(type(root), "__setattr__", self._refuse_state):
             return type(root).forward(root, **arguments)
@@ -194,6 +219,8 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
             return {key: self.create_arg(value) for key, value in a.items()}
         if isinstance(a, slice):
             return slice(self.create_arg(a.start), self.create_arg(a.stop), self.create_arg(a.step))
+        if isinstance(a, torch.Tensor):
+            return self.create_node("get_attr", self._tensor_name(a), (), {})
         return a
 
     def to_bool(self, obj: fx.Proxy) -> bool:
@@ -224,6 +251,23 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         if node.target in _NEGATIONS:
             return self._render(_NEGATIONS[node.target], node), True
         return self.text(node), False
+
+    def _tensor_name(self, tensor: torch.Tensor) -> str:
+        """The layer's name for a tensor that its `__init__` made."""
+        tables = (vars(self._root), *(vars(self._root)[table] for table in ("_parameters", "_buffers")))
+        held = (name for table in tables for name, value in table.items() if value is tensor)
+        return next(held, f"{tensor.dtype}{tuple(tensor.shape)}")
+
+    def set_inside(self, node: fx.Node, name: str, value: Any) -> bool:
+        """Whether an attribute is set inside a submodule; that is recorded as part of how the submodule is built."""
+        owner = _root(node)
+        if owner.op != "get_attr":
+            return False
+        if self._dtype is not None:
+            raise self._unsafe(f"state kept in Python: `{self.text(node)}.{name}` is set to `{self.value_text(value)}`")
+        kind = str(owner.target).partition(".")[0]
+        self._set.setdefault(kind, []).append(f"{self.text(node)}.{name}={self.value_text(value)}")
+        return True
 
     # What the sandbox asks.
 
@@ -267,7 +311,9 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         return self.answers[question]
 
     def record_construction(self, leaf: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        arguments = tuple(self.argument_texts(args, kwargs))
+        # Whether a result is whole or a partial sum decides what may be done with it, so each path settles that.
+        settled = {name: bool(value) for name, value in kwargs.items() if name == REDUCES and self.is_symbolic(value)}
+        arguments = tuple(self.argument_texts(args, {**kwargs, **settled}))
         self._built[id(leaf)] = (leaf, arguments, self.sandbox.here() or Location("<inputs>", 0))
 
     def enters(self, leaf: Any) -> bool:
@@ -291,9 +337,16 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         return self.create_proxy("get_attr", f"{owner}.{attribute}", (), {})
 
     def attribute_of(self, value: Symbolic, name: str) -> Any:
-        if name == "dtype" and self._dtype is not None and (self.received or _made_by_module(value.node)):
+        if name == "dtype" and self._dtype is not None and self._is_activation(value.node):
             return self._dtype
+        child = self.children.get(str(_root(value.node).target).partition(".")[0])
+        if name == SKIPS and child and self._dtype is not None:
+            return UNREDUCED in child.arguments  # the cut asks no more of it than that what it says is true
         return self.create_proxy("call_function", getattr, (value, name), {})
+
+    def _is_activation(self, node: fx.Node) -> bool:
+        """Whether a value is made from what a module gave, or from what the FFN role received."""
+        return node.op == "call_module" or node is self._sent or any(map(self._is_activation, node.all_input_nodes))
 
     def any_item(self, values: Symbolic | Stub) -> fx.Proxy:
         """One item for all that a loop in a constructor takes from a value; both halves run that same constructor."""
@@ -355,8 +408,12 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
             return "{" + ", ".join(self.value_text(key) for key in value) + "}"
         if isinstance(value, slice):
             return ":".join("" if part is None else self.value_text(part) for part in (value.start, value.stop))
+        if isinstance(value, torch.Tensor):
+            return f"self.{self._tensor_name(value)}"
         if isinstance(value, Leaf | torch.nn.Module):
             return type(value).__name__
+        if isinstance(value, MethodType):
+            return f"self.{self.value_text(value.__self__)}.{value.__name__}"
         if isinstance(value, type | FunctionType):
             return value.__qualname__
         return repr(value)
@@ -381,8 +438,15 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         return f"{target_name(target)}({self.arguments_text(args, node.kwargs)})"
 
 
-def _made_by_module(node: fx.Node) -> bool:
-    return node.op == "call_module" or any(_made_by_module(argument) for argument in node.all_input_nodes)
+def _root(node: fx.Node) -> fx.Node:
+    """Where a chain of attributes starts."""
+    while node.target is getattr:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _set_directly(leaf: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(leaf).items() if name[0] != "_" and name != "training"}
 
 
 def target_name(target: Any) -> str:

@@ -9,7 +9,7 @@ from afd_runtime import link
 from afd_runtime.connectors import make_connector
 from afd_runtime.errors import HandshakeError, WireError
 from afd_runtime.ffn_step import FFNStep
-from afd_runtime.header import parse_header
+from afd_runtime.header import Extra, parse_header
 from afd_runtime.log import init_logger
 from afd_runtime.split import FFNModel
 
@@ -24,7 +24,8 @@ class FFNLoop:
         self._device = device
         self._max_tokens: int = vllm_config.scheduler_config.max_num_batched_tokens
         self._tokens_like = torch.zeros(self._max_tokens, dtype=torch.int8, device=device)
-        self._step = self._make_step(model)
+        self._model = model
+        self._steps: dict[tuple[Extra | None, ...], FFNStep] = {}
         self._prepared = link.prepared()
         self._connector = make_connector(self._prepared.config)
         self._stop = threading.Event()
@@ -67,14 +68,16 @@ class FFNLoop:
         link.install(link.Loopback())
         with set_current_vllm_config(self._vllm_config):
             for tokens in (self._max_tokens, 1):
-                self._compute(tokens)
+                self._compute(tokens, self._model.usual_extras())
 
-    def _make_step(self, model: FFNModel) -> FFNStep:
+    def _step(self, extras: tuple[Extra | None, ...]) -> FFNStep:
+        """The module for steps with such extras; made when they first come."""
         from vllm.config import set_current_vllm_config
 
-        with set_current_vllm_config(self._vllm_config):
-            step: FFNStep = FFNStep(model=model, vllm_config=self._vllm_config)
-        return step
+        if extras not in self._steps:
+            with set_current_vllm_config(self._vllm_config):
+                self._steps[extras] = FFNStep(model=self._model, vllm_config=self._vllm_config, extras=extras)
+        return self._steps[extras]
 
     def _session(self) -> None:
         config = self._prepared.config
@@ -98,12 +101,13 @@ class FFNLoop:
     def _serve(self) -> None:
         sequence = 0
         while not self._stop.is_set():
-            header = parse_header(self._connector.recv_header(), sequence, self._max_tokens)
-            self._compute(header.tokens)
+            expected = len(self._model.afd_extras)
+            header = parse_header(self._connector.recv_header(), sequence, self._max_tokens, expected)
+            self._compute(header.tokens, header.extras)
             sequence += 1
 
-    def _compute(self, tokens: int) -> None:
+    def _compute(self, tokens: int, extras: tuple[Extra | None, ...]) -> None:
         from vllm.forward_context import set_forward_context
 
         with set_forward_context(None, self._vllm_config, num_tokens=tokens):
-            self._step(self._tokens_like[:tokens])
+            self._step(extras)(self._tokens_like[:tokens])

@@ -1,5 +1,6 @@
 """The process's link to the other role: what the operators use, and who connects it, when."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,16 +11,18 @@ from afd_runtime.connectors import make_connector
 from afd_runtime.connectors.base import Connector
 from afd_runtime.errors import WireError
 from afd_runtime.handshake import Facts, facts_of
-from afd_runtime.header import Header
+from afd_runtime.header import Extra, Header, describe
 from afd_runtime.log import init_logger
 
 logger = init_logger(__name__)
+Extras = Sequence[torch.Tensor | None]
+"""What goes to the FFN beside the hidden states."""
 
 
 class Link(Protocol):
-    """Carries the hops of this process. Tensors are contiguous [tokens, hidden]."""
+    """Carries the hops of this process. Tensors are contiguous; the main one is [tokens, hidden]."""
 
-    def send(self, x: torch.Tensor, layer: int, opens_step: bool) -> None: ...
+    def send(self, x: torch.Tensor, extras: Extras, layer: int, opens_step: bool) -> None: ...
 
     def recv(self, out: torch.Tensor, layer: int) -> None: ...
 
@@ -27,8 +30,8 @@ class Link(Protocol):
 class Loopback:
     """No peer: what is sent is dropped, what is received is zero. For the FFN role's warm-up."""
 
-    def send(self, x: torch.Tensor, layer: int, opens_step: bool) -> None:
-        del x, layer, opens_step
+    def send(self, x: torch.Tensor, extras: Extras, layer: int, opens_step: bool) -> None:
+        del x, extras, layer, opens_step
 
     def recv(self, out: torch.Tensor, layer: int) -> None:
         del layer
@@ -41,8 +44,8 @@ class FFNLink:
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
 
-    def send(self, x: torch.Tensor, layer: int, opens_step: bool) -> None:
-        del opens_step
+    def send(self, x: torch.Tensor, extras: Extras, layer: int, opens_step: bool) -> None:
+        del extras, opens_step
         self._connector.send(x, layer)
 
     def recv(self, out: torch.Tensor, layer: int) -> None:
@@ -57,13 +60,23 @@ class AttentionLink:
         self._facts = facts
         self._connector: Connector | None = None
         self._sequence = 0
+        self._announced: tuple[Extra | None, ...] = ()
 
-    def send(self, x: torch.Tensor, layer: int, opens_step: bool) -> None:
+    def send(self, x: torch.Tensor, extras: Extras, layer: int, opens_step: bool) -> None:
         connector = self._connected()
+        tokens = x.shape[0]
+        told = tuple(describe(extra, tokens) for extra in extras)
         if opens_step:
-            connector.send_header(Header(self._sequence, x.shape[0]).to_tensor())
+            connector.send_header(Header(self._sequence, tokens, told).to_tensor())
             self._sequence += 1
-        connector.send(x, layer)
+            self._announced = told
+        if told != self._announced:
+            raise WireError(
+                f"layer {layer} sends {told} beside the hidden states, the step began with {self._announced}"
+            )
+        for tensor in (x, *extras):
+            if tensor is not None:
+                connector.send(tensor, layer)
 
     def recv(self, out: torch.Tensor, layer: int) -> None:
         self._connected().recv(out, layer)

@@ -11,6 +11,7 @@ import torch
 from vllm.model_executor.models.utils import PPMissingLayer, extract_layer_index
 
 from afd_runtime import ops
+from afd_runtime.header import Extra
 
 _bindings: list[tuple[object, dict[str, object], dict[str, object]]] = []
 """What is bound now: (module or class, stand-ins, natives), the latest last."""
@@ -32,21 +33,25 @@ def bind(owner: ModuleType | type, **names: object) -> Iterator[None]:
         _bindings.pop()
 
 
-def owned(cls: type) -> Callable[..., Any]:
-    """A class of what the role owns, built with all names as upstream has them: its own code uses bound ones too."""
-    return partial(_build_natively, cls)
+def owned(owner: ModuleType, name: str, **instead: object) -> Callable[..., Any]:
+    """A class of what the role owns, built with all names as upstream has them: its own code uses bound ones too.
+
+    `instead` are values for keywords that upstream passes.
+    """
+    return partial(_build_natively, owner, name, instead)
 
 
-def _build_natively(cls: type, *args: Any, **kwargs: Any) -> Any:
+def _build_natively(owner: ModuleType, name: str, instead: dict[str, object], *args: Any, **kwargs: Any) -> Any:
+    kwargs |= {word: value for word, value in instead.items() if word in kwargs}
     suspended = [*_bindings]
     _bindings.clear()
-    for owner, _, native in reversed(suspended):
-        _set(owner, native)
+    for bound, _, native in reversed(suspended):
+        _set(bound, native)
     try:
-        return cls(*args, **kwargs)
+        return getattr(owner, name)(*args, **kwargs)
     finally:
-        for owner, names, _ in suspended:
-            _set(owner, names)
+        for bound, names, _ in suspended:
+            _set(bound, names)
         _bindings.extend(suspended)
 
 
@@ -65,17 +70,61 @@ class Unowned(PPMissingLayer):
         return self
 
 
+class Inert:
+    """Something inside a module that the other role owns: what upstream's constructors set on it goes nowhere."""
+
+    def __init__(self, _: object = None) -> None:
+        pass
+
+    @property
+    def weight(self) -> "Inert":
+        return Inert()
+
+    def __bool__(self) -> bool:
+        raise TypeError("afd: a part of a module that this role does not own was asked whether it is true")
+
+
 class RemoteFFN(Unowned):
     """In the place of the FFN on the attention role: what upstream passes to it makes one exchange."""
 
     layer: int = -1
     opens_step: bool = False
 
-    def exchange(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] to the FFN role, and what it makes of it back."""
+    def exchange(self, hidden_states: torch.Tensor, *extras: torch.Tensor | None) -> torch.Tensor:
+        """[tokens, hidden] to the FFN role, with what else it needs, and what it makes of it back."""
         tokens, hidden = hidden_states.shape
-        ticket = ops.send(hidden_states, self.layer, self.opens_step)
+        ticket = ops.send(hidden_states, self.layer, self.opens_step, extras)
         return ops.recv(ticket, tokens, hidden, hidden_states.dtype, self.layer)
+
+
+class RemoteSum(RemoteFFN):
+    """An FFN whose sum over its ranks upstream can leave to the next reader, who takes it over attention's ranks.
+
+    The FFN role has taken the sum; of attention's ranks one passes it on and the others zeros.
+    """
+
+    def __init__(self, *args: Any, reduce_results: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.whole = reduce_results
+
+    def itself(self) -> "RemoteSum":
+        """What upstream asks about the sum is answered here, whatever inside the FFN it asks."""
+        return self
+
+    moe_config = property(itself)
+
+    @property
+    def skip_final_all_reduce(self) -> bool:
+        return not self.whole
+
+    @property
+    def reduce_results(self) -> bool:
+        return self.whole
+
+    def exchange(self, hidden_states: torch.Tensor, *extras: torch.Tensor | None) -> torch.Tensor:
+        """As `RemoteFFN.exchange`; this rank's part of what comes back."""
+        received = super().exchange(hidden_states, *extras)
+        return received if self.whole else ops.partial_sum(received)
 
 
 class OutlinedLayer:
@@ -85,9 +134,9 @@ class OutlinedLayer:
         super().__init__(*args, **kwargs)
         self.afd_ffn = RemoteFFN()
 
-    def exchange(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] to the FFN role, and what it makes of it back."""
-        return self.afd_ffn.exchange(hidden_states)
+    def exchange(self, hidden_states: torch.Tensor, *extras: torch.Tensor | None) -> torch.Tensor:
+        """As `RemoteFFN.exchange`."""
+        return self.afd_ffn.exchange(hidden_states, *extras)
 
 
 class NothingSplitError(RuntimeError):
@@ -97,10 +146,23 @@ class NothingSplitError(RuntimeError):
 class FFNLayer:
     """Marks the decoder layers of the FFN role. Their forward takes and returns [tokens, hidden]."""
 
+    extras: tuple[str, ...] = ()
+    """What forward takes besides: "hidden" for one like the first, the name of an input of the model for others."""
+
+    shared: tuple[str, ...] = ()
+    """Submodules that attention has as well."""
+
+    @property
+    def exchanges(self: Any) -> bool:
+        """Whether something in this layer is the role's alone; one whose FFN is dense can be attention's altogether."""
+        inside = (module for name, module in self.named_modules() if name.partition(".")[0] not in ("", *self.shared))
+        return any(not isinstance(module, Unowned | torch.nn.ModuleList) for module in inside)
+
 
 def find_layers(model: torch.nn.Module, kind: type) -> dict[int, Any]:
-    """Modules of a kind by layer number, in order."""
-    found = {extract_layer_index(name): module for name, module in model.named_modules() if isinstance(module, kind)}
+    """Modules of a kind by layer number, in order; of the FFN role's layers those that exchange."""
+    kinds = ((name, module) for name, module in model.named_modules() if isinstance(module, kind))
+    found = {extract_layer_index(name): module for name, module in kinds if getattr(module, "exchanges", True)}
     return dict(sorted(found.items(), key=itemgetter(0)))
 
 
@@ -187,6 +249,12 @@ class FFNModel(_RoleModel):
         self.afd_hidden_size: int = model_config.get_hidden_size()
         self.afd_dtype: torch.dtype = model_config.dtype
         self.afd_vocab_size: int = model_config.get_vocab_size()
+        self.afd_extras = next(iter(find_layers(self, FFNLayer).values())).extras
+
+    def usual_extras(self) -> tuple[Extra | None, ...]:
+        """What comes with the hidden states in steps of plain text, as vLLM's runners make its inputs."""
+        known = {"hidden": Extra(self.afd_dtype, self.afd_hidden_size), "input_ids": Extra(torch.int32, 0)}
+        return tuple(known.get(name) for name in self.afd_extras)
 
     def forward(
         self,
@@ -197,9 +265,11 @@ class FFNModel(_RoleModel):
         **_: object,
     ) -> torch.Tensor:
         """Run each layer once on zeros, so that its memory is measured; return zeros [tokens, hidden]."""
-        zeros = positions.new_zeros((positions.shape[-1], self.afd_hidden_size), dtype=self.afd_dtype)
+        tokens = positions.shape[-1]
+        zeros = positions.new_zeros((tokens, self.afd_hidden_size), dtype=self.afd_dtype)
         for layer in find_layers(self, FFNLayer).values():
-            layer(zeros.clone())
+            usual = self.usual_extras()
+            layer(zeros.clone(), *(e and positions.new_zeros(e.shape(tokens), dtype=e.dtype) for e in usual))
         return zeros
 
     def compute_logits(self, hidden_states: torch.Tensor, *_: object, **__: object) -> torch.Tensor:

@@ -165,16 +165,16 @@ class InProcess:
 
     def __init__(self, ffn: Built) -> None:
         self._ffn = ffn
-        self._sent: dict[int, Tensor] = {}
+        self._sent: dict[int, tuple[Tensor | None, ...]] = {}
         self.hops: list[tuple[str, int, bool]] = []
 
-    def send(self, x: Tensor, layer: int, opens_step: bool) -> None:
-        self._sent[layer] = x.clone()
+    def send(self, x: Tensor, extras: link.Extras, layer: int, opens_step: bool) -> None:
+        self._sent[layer] = tuple(value if value is None else value.clone() for value in (x, *extras))
         self.hops.append(("send", layer, opens_step))
 
     def recv(self, out: Tensor, layer: int) -> None:
         with set_forward_context(None, self._ffn.config, num_tokens=out.shape[0]):
-            out.copy_(self._ffn.layer(layer)(self._sent.pop(layer)))
+            out.copy_(self._ffn.layer(layer)(*self._sent.pop(layer)))
         self.hops.append(("recv", layer, False))
 
 

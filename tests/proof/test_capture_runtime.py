@@ -129,8 +129,8 @@ class Answers:
     def __init__(self, answer: Tensor) -> None:
         self._answer = answer
 
-    def send(self, x: Tensor, layer: int, opens_step: bool) -> None:
-        del x, layer, opens_step
+    def send(self, x: Tensor, extras: link.Extras, layer: int, opens_step: bool) -> None:
+        del x, extras, layer, opens_step
 
     def recv(self, out: Tensor, layer: int) -> None:
         del layer

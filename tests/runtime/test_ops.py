@@ -1,12 +1,13 @@
 """The connector nodes under `torch.compile`, with a link within the process."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 
 from afd_runtime import link, ops
 from afd_runtime.errors import WireError
+from afd_runtime.header import DTYPES, Extra
 
 LAYERS = (1, 4)
 
@@ -17,10 +18,12 @@ class Recorder:
     def __init__(self) -> None:
         self.hops: list[tuple[str, int, bool]] = []
         self.held = torch.empty(0)
+        self.extras: list[torch.Tensor | None] = []
 
-    def send(self, x: torch.Tensor, layer: int, opens_step: bool) -> None:
+    def send(self, x: torch.Tensor, extras: Sequence[torch.Tensor | None], layer: int, opens_step: bool) -> None:
         self.hops.append(("send", layer, opens_step))
         self.held = x.clone()
+        self.extras = [extra if extra is None else extra.clone() for extra in extras]
 
     def recv(self, out: torch.Tensor, layer: int) -> None:
         self.hops.append(("recv", layer, False))
@@ -84,10 +87,13 @@ def test_ffn_keeps_every_hop_though_nothing_uses_the_last_ticket(recorder: Recor
 
 def test_operators_pass_torchs_own_checks(recorder: Recorder) -> None:
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(torch.ops.afd.send.default, (torch.randn(3, 8), 1, True), test_utils=checks)
+    sent = (torch.randn(3, 8), [None, torch.arange(3)], 1, True)
+    torch.library.opcheck(torch.ops.afd.send.default, sent, test_utils=checks)
     recorder.held = torch.ones(3, 8)
     arguments = (torch.empty(0), 3, 8, torch.float32, 1)
     torch.library.opcheck(torch.ops.afd.recv.default, arguments, test_utils=checks)
+    several = (torch.empty(0), 3, [8, 8], [DTYPES.index(torch.float32)] * 2, 1)
+    torch.library.opcheck(torch.ops.afd.recv_all.default, several, test_utils=checks)
 
 
 def test_a_strided_tensor_is_sent_whole(recorder: Recorder) -> None:
@@ -95,6 +101,27 @@ def test_a_strided_tensor_is_sent_whole(recorder: Recorder) -> None:
     ops.send(x, 1)
     assert recorder.held.is_contiguous()
     assert torch.equal(recorder.held, x)
+
+
+@pytest.mark.parametrize("backend", ["none", "aot_eager", "inductor"])
+def test_all_values_cross_though_the_layer_uses_one(recorder: Recorder, backend: str) -> None:
+    def step(tokens_like: torch.Tensor) -> torch.Tensor:
+        values = (Extra(torch.float32, 8), Extra(torch.float32, 8))
+        x, _ = ops.recv_all(tokens_like.new_empty(0), tokens_like.shape[0], values, 1)
+        return ops.send(x, 1, False, (None, tokens_like))
+
+    recorder.held = torch.ones(3, 8)
+    compiled(step, backend)(torch.zeros(3, dtype=torch.int8))
+    assert recorder.hops == [("recv", 1, False), ("recv", 1, False), ("send", 1, False)]
+    assert recorder.extras[0] is None
+    assert recorder.extras[1] is not None
+    assert recorder.extras[1].shape == (3,)
+
+
+def test_only_tensors_cross(recorder: Recorder) -> None:
+    with pytest.raises(WireError) as error:
+        ops.send(torch.ones(2, 4), 1, False, [("a", "tuple")])  # type: ignore[list-item]
+    assert str(error.value) == "a tuple cannot cross to the FFN role, only tensors can"
 
 
 def test_a_node_without_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
