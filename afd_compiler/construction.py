@@ -17,8 +17,8 @@ import torch
 from afd_compiler import names
 from afd_compiler.classes import FamilyClasses, LayerClass
 from afd_compiler.diagnostics import RefusalKind, Refused
-from afd_compiler.sandbox import MODULE_FACTORIES, Sandbox
-from afd_compiler.symbols import Symbol, Symbols
+from afd_compiler.sandbox import Sandbox
+from afd_compiler.symbols import MODULE_FACTORIES, Symbol, Symbols
 from afd_compiler.trace import Trace, UpstreamRaised, other_paths, tracing
 from afd_compiler.tracer import LayerTracer
 

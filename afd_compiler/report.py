@@ -45,7 +45,8 @@ def header_lines(origin: Origin, cuts: Iterable[tuple[LayerClass, Partition]], v
         for label, line in zip(_once("boundary"), _boundary(layer, cut), strict=False):
             yield f"{label:<9} {line}"
         for label, value in zip(_once("contract"), _values(cut.contract), strict=False):
-            yield f"{label:<9} {value.direction}: {value.name}[{', '.join(value.shape)}] in the {value.dtype}'s dtype"
+            dtype = "the model's" if value.dtype == "model" else "its own"
+            yield f"{label:<9} {value.direction}: {value.name}[{', '.join(value.shape)}] in {dtype} dtype"
     yield f"proved    {variants} variants, listed in {origin.spec.family}.boundary.txt"
 
 

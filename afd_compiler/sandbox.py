@@ -28,8 +28,6 @@ REAL_IMPORTS = frozenset(sys.stdlib_module_names) | {"torch", "typing_extensions
 HOOK = "__afd_ask__"
 ASKED_BUILTINS = frozenset({"int", "float", "len", "range", "isinstance", "hasattr", "getattr"})
 """Rewritten into questions. None of them tells what a tensor holds, but for `int` and `float`."""
-MODULE_FACTORIES = ("FusedMoEFactory",)
-"""vLLM's functions that build a module, as a class does."""
 
 
 class Stub:
@@ -47,7 +45,7 @@ class Stub:
         if self.sandbox.tracer is not None:
             if model := self.sandbox.understood.get(self.qualified_name):
                 return model(*args, **kwargs)
-            if self.sandbox.is_class(self.qualified_name) or self.__name__ in MODULE_FACTORIES:
+            if self.sandbox.is_class(self.qualified_name):
                 return self.sandbox.class_of(self)(*args, **kwargs)
             return self.sandbox.tracer.call_function(self, args, kwargs)
         if len(args) == 1 and not kwargs and (isinstance(args[0], type) or callable(args[0])):
@@ -192,7 +190,7 @@ class Sandbox:
             module, _, own = name.rpartition(".")
             symbol = self.symbols.resolve(module, own)
             members = {"sandbox": self, "symbol": symbol, "__module__": "stub", "__qualname__": own}
-            is_module = self.symbols.is_module_class(symbol) or own in MODULE_FACTORIES
+            is_module = self.symbols.is_module_class(symbol)
             bases = (Leaf, torch.nn.Module) if is_module else (Leaf,)
             self._classes[name] = type(own, bases, members)
             self._leaves.add(self._classes[name])
@@ -204,7 +202,8 @@ class Sandbox:
 
     def is_class(self, qualified: str) -> bool:
         module, _, name = qualified.rpartition(".")
-        return self.symbols.resolve(module, name).kind is SymbolKind.CLASS
+        symbol = self.symbols.resolve(module, name)
+        return symbol.kind is SymbolKind.CLASS or self.symbols.is_module_class(symbol)
 
     def truth_of(self, stub: Stub) -> bool:
         """Truth of a stub: by platform where it asks for one; a fork under a tracer; absent at import time."""

@@ -11,6 +11,9 @@ import torch
 
 from afd_compiler.source import SourceTree
 
+MODULE_FACTORIES = ("FusedMoEFactory",)
+"""vLLM's functions that build a module, as a class does."""
+
 
 class SymbolKind(Enum):
     CLASS = "class"
@@ -249,6 +252,8 @@ class Symbols:
 
     def is_module_class(self, symbol: Symbol) -> bool:
         """Whether a class derives from `torch.nn.Module`."""
+        if symbol.name in MODULE_FACTORIES:
+            return True
         if symbol.module.split(".")[0] == "torch":
             real = getattr(import_module(symbol.module), symbol.name, None)
             return isinstance(real, type) and issubclass(real, torch.nn.Module)

@@ -68,10 +68,10 @@ def verify(
     layer: LayerClass, cut: Partition, traces: tuple[Trace, ...], sandbox: Sandbox, emitted: ModuleType
 ) -> Proof:
     """Prove one layer of the emitted module against all its traces, or raise `Refused` with a counterexample."""
-    for upstream, exchanges in zip(traces, cut.exchanges, strict=True):
+    for upstream in traces:
         attention = _half(sandbox, emitted, "attention", layer, upstream)
         ffn = _half(sandbox, emitted, "ffn", layer, upstream, forward=sends(attention))
-        _check_translation(layer, upstream, exchanges, attention, ffn)
+        _check_translation(layer, cut, upstream, attention, ffn)
         _check_cover(layer, cut, upstream, attention, ffn)
         _check_capture(layer, (attention, ffn))
     count = len(traces)
@@ -129,9 +129,13 @@ def _half(
     return half
 
 
-def _check_translation(layer: LayerClass, upstream: Trace, exchanges: int, attention: Trace, ffn: Trace) -> None:
+def _check_translation(layer: LayerClass, cut: Partition, upstream: Trace, attention: Trace, ffn: Trace) -> None:
     native, split = canonical_form(upstream), composed_form(attention, ffn)
-    if not exchanges <= split.hops <= 1:
+    # Both roles know a layer that exchanges by its holding an FFN, so then it must exchange.
+    exchanges = int(
+        any(cut.owner_of(name.partition(".")[0], c.class_name) == "ffn" for name, c in upstream.children.items())
+    )
+    if split.hops != exchanges:
         saw = f"the split makes {split.hops} exchanges instead of {exchanges}"
         raise _not_equal(layer, upstream, layer.location, saw)
     for theirs, ours in zip(native.effects, split.effects, strict=False):
@@ -157,15 +161,14 @@ def _show(effect: Effect) -> str:
 def _check_cover(layer: LayerClass, cut: Partition, upstream: Trace, attention: Trace, ffn: Trace) -> None:
     for name, child in upstream.children.items():
         expected = {"attention": child.arguments, "ffn": summed(child.arguments)}
-        built = {
-            role
-            for role, half in (("attention", attention), ("ffn", ffn))
-            if (twin := half.children.get(name))
-            and (twin.class_name, twin.arguments) == (child.class_name, expected[role])
-        }
+        halves = {"attention": attention, "ffn": ffn}
+        twins = {role: twin for role, half in halves.items() if (twin := half.children.get(name))}
+        built = {role: twin for role, twin in twins.items() if twin.class_name == child.class_name}
         owner = cut.owner_of(name.partition(".")[0], child.class_name)
-        if built != ({*names.ROLES} if owner == BOTH else {owner}):
+        owners = {*names.ROLES} if owner == BOTH else {owner}
+        if built.keys() != owners or any(twin.arguments != expected[role] for role, twin in built.items()):
             shown = " and ".join(sorted(built)) or "neither role"
+            shown += ", from other arguments" if built.keys() == owners else ""
             saw = f"submodule {name} ({child.class_name}) belongs to {owner} and is built by {shown}"
             raise Refused(
                 RefusalKind.OWNERLESS,

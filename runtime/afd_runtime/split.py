@@ -130,13 +130,14 @@ class RemoteSum(RemoteFFN):
 class OutlinedLayer:
     """In front of upstream's layer on the attention role, where the FFN's work is more than a call of one module."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.afd_ffn = RemoteFFN()
+        has_ffn = any(isinstance(module, Unowned) for module in self.modules())
+        self.afd_ffn = RemoteFFN() if has_ffn else None
 
-    def exchange(self, hidden_states: torch.Tensor, *extras: torch.Tensor | None) -> torch.Tensor:
-        """As `RemoteFFN.exchange`."""
-        return self.afd_ffn.exchange(hidden_states, *extras)
+    def exchange(self: Any, hidden_states: torch.Tensor, *extras: torch.Tensor | None) -> Any:
+        """As `RemoteFFN.exchange`; nothing in a layer that was built without an FFN."""
+        return hidden_states if self.afd_ffn is None else self.afd_ffn.exchange(hidden_states, *extras)
 
 
 class NothingSplitError(RuntimeError):
