@@ -96,7 +96,7 @@ def classify(spec: Spec, symbols: Symbols) -> FamilyClasses:
     """Find the decoder layers behind the spec's architectures; raise `Refused` where there are none."""
     registered = registry(symbols)
     found = {name: symbols.resolve(*registered[name]) if name in registered else None for name in spec.architectures}
-    here = {name: symbol for name, symbol in found.items() if symbol and _is_in(symbol, spec.module)}
+    here = {name: symbol for name, symbol in found.items() if symbol and is_in(symbol, spec.module)}
     if not here:
         places = ", ".join(f"{name} in {symbol or 'no file'}" for name, symbol in found.items())
         raise Refused(
@@ -149,7 +149,7 @@ def registry(symbols: Symbols) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _is_in(symbol: Symbol, module: str) -> bool:
+def is_in(symbol: Symbol, module: str) -> bool:
     """Whether a class is defined in a module, or below it where that is a package with a file per platform."""
     return is_model_class(symbol) and (symbol.module == module or symbol.module.startswith(f"{module}."))
 
