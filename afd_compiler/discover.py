@@ -1,14 +1,18 @@
 """Finds the architectures of a release that hold a mixture of experts and that no spec names yet.
 
+A model that is built around another registered one counts where its source names one that holds experts; where only its
+configuration does, it has to be asked for by name.
+
 One spec for each upstream module: architectures that share a module share its layers. A module that a spec has
 already keeps that spec's family; what is found there is to be added to it by hand, for a spec is never overwritten.
 """
 
-from collections.abc import Iterable, Sequence
+import ast
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-from afd_compiler.classes import REGISTRY, file_of, is_in, registry
+from afd_compiler.classes import REGISTRY, file_of, is_in, registry, wraps_registered
 from afd_compiler.constructs import Constructs, is_model_class
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
 from afd_compiler.spec import Spec
@@ -37,11 +41,27 @@ def discover(symbols: Symbols, specs: Sequence[Spec], architecture: str | None =
     groups: dict[str, list[str]] = {}
     for name in [architecture] if architecture else [name for name in registered if name not in covered]:
         symbol = symbols.resolve(*registered[name])
-        if is_model_class(symbol) and built.holds_experts(symbol):
+        if is_model_class(symbol) and _splits(symbol, built, registered, named=architecture is not None):
             groups.setdefault(_module(symbol, registered[name][0]), []).append(name)
         elif architecture:
             raise _without_experts(architecture, symbol, built, symbols)
     return tuple(_found(module, names, specs) for module, names in sorted(groups.items()))
+
+
+def _splits(symbol: Symbol, built: Constructs, registered: Mapping[str, tuple[str, str]], *, named: bool) -> bool:
+    """Whether a class holds a mixture of experts, or is built around a registered model that does, or can."""
+    if built.holds_experts(symbol):
+        return True
+    wrappers = [cls for cls in built.reachable([symbol]) if wraps_registered(built, cls)]
+    inner = (
+        built.symbols.resolve(*registered[name]) for cls in wrappers for name in _texts(built, cls) & registered.keys()
+    )
+    return bool(wrappers) and (named or any(map(built.holds_experts, filter(is_model_class, inner))))
+
+
+def _texts(built: Constructs, cls: Symbol) -> set[str]:
+    nodes = (node for owner in built.lineage(cls) for node in ast.walk(built.node(owner)))
+    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 def _module(symbol: Symbol, registered: str) -> str:

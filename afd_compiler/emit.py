@@ -28,7 +28,17 @@ from afd_compiler.partition import Partition
 from afd_compiler.symbols import ModuleIndex, Symbol
 
 LINE_LENGTH = 120
-RUNTIME = ("AttentionModel", "FFNLayer", "FFNModel", "OutlinedLayer", "RemoteFFN", "Unowned", "bind", "owned")
+RUNTIME = (
+    "AttentionModel",
+    "FFNLayer",
+    "FFNModel",
+    "OutlinedLayer",
+    "RemoteFFN",
+    "Unowned",
+    "bind",
+    names.BUILD_PART,
+    "owned",
+)
 """Names of `afd_runtime.split` that emitted text can use."""
 
 
@@ -191,6 +201,7 @@ class {names.remote_class(child)}(RemoteFFN):
 
     def role_bindings(self, role: str) -> Bindings:
         bound = {name: names.role_class(role, layer.name) for name, layer in self.classes.layer_names}
+        bound |= dict.fromkeys(self.classes.registered_names, names.BUILD_PART)
         for table, entries in self.classes.layer_tables:
             changed = ", ".join(f'"{key}": {names.role_class(role, layer.name)}' for key, layer in entries)
             bound[table] = f"{{**{self.spelled(table)}, {changed}}}"

@@ -92,15 +92,20 @@ def _prove(
     emitted = load_emitted(sandbox, text)
     check_module(classes, sandbox, emitted, text)
     proofs = [verify(item.layer, item.cut, traces[item.layer], sandbox, emitted) for item in chosen]
-    count = sum(map(len, traces.values()))
+    count = sum(map(len, traces.values())) or tried
     detail = f"both roles' whole models are built as upstream's; tried in {tried} settings"
     return Compiled(
         origin,
         classes,
         tuple(_compiled_layer(item, proof) for item, proof in zip(chosen, proofs, strict=True)),
-        Check("construction", count, detail),
+        (Check("construction", count, detail), *_around(classes, tried)),
         text,
     )
+
+
+def _around(classes: FamilyClasses, tried: int) -> tuple[Check, ...]:
+    detail = "the registered model in it is built as upstream's, and the role's wrapper of that model splits it"
+    return () if classes.layers else (Check("registered-model", tried, detail),)
 
 
 def _emit(
@@ -112,7 +117,8 @@ def _emit(
     chosen: tuple[LayerCut, ...],
 ) -> tuple[str, int]:
     """The text whose models can be built; upstream's constructors are told what they read off experts if they must."""
-    header = tuple(header_lines(origin, [(item.layer, item.cut) for item in chosen], sum(map(len, traces.values()))))
+    count = sum(map(len, traces.values())) or len(settings.found)
+    header = tuple(header_lines(origin, [(item.layer, item.cut) for item in chosen], count))
     text = emit(classes, chosen, (), header)
     try:
         return text, check_construction(classes, symbols, settings, lambda other: load_emitted(other, text))

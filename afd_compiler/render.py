@@ -18,6 +18,10 @@ if not console.is_terminal:
     console = Console(highlight=False, width=160)  # a pipe has no edge; tables need one
 
 
+AROUND = "(registered model)"
+"""In the place of a layer where there is none: the family is built around another registered model."""
+
+
 def render_outcome(outcome: Outcome) -> None:
     """The boundary table of a proved layer, or the refusal."""
     if isinstance(outcome, Refusal):
@@ -82,7 +86,7 @@ def _table(tree: SourceTree, platform: str, *more: str) -> Table:
 
 
 def _cells(outcome: Outcome) -> tuple[str, str, str]:
-    layer = ", ".join(item.name for item in outcome.classes.layers) if outcome.classes else "-"
+    layer = ", ".join(item.name for item in outcome.classes.layers) or AROUND if outcome.classes else "-"
     refused = f"[red]refused[/]: {_reason(outcome)}"
     return outcome.origin.spec.family, layer, "[green]proved[/]" if isinstance(outcome, Compiled) else refused
 
@@ -105,6 +109,8 @@ def models_table(tree: SourceTree, platform: str, outcomes: Iterable[Outcome]) -
 def _cut_or_reason(entry: dict[str, Any]) -> str:
     if entry["reason"]:
         return str(entry["reason"]).replace("|", "\\|")
+    if not entry["variants"]:
+        return f"{entry['at']}, around another registered model"
     return f"{entry['at']}, {len(entry['variants'])} variants"
 
 
