@@ -37,7 +37,7 @@ class Stub:
         self.__dict__.update(sandbox=sandbox, qualified_name=name, __name__=name.rpartition(".")[2], __module__="stub")
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):
+        if attribute.startswith("__") and attribute != "__version__":
             raise AttributeError(attribute)
         return self.sandbox.name(f"{self.qualified_name}.{attribute}")
 
@@ -62,6 +62,11 @@ class Stub:
         return self
 
     __ror__ = __or__
+
+    def __ge__(self, other: object) -> "Stub":
+        return self  # of a version: a question like any other
+
+    __gt__ = __le__ = __lt__ = __ge__
 
     def __getitem__(self, item: object) -> "Stub":
         return self
