@@ -137,12 +137,12 @@ def test_it_is_discovered_where_the_source_names_experts(tiny_tree: Callable[...
     assert found(unnamed, "SeeingTiny") == ["seeing"]
 
 
-def test_an_architecture_that_builds_none_of_the_familys_layers_is_refused(
+def test_an_architecture_that_builds_none_of_the_layers_is_refused(
     tiny_tree: Callable[..., SourceTree],
 ) -> None:
     """It reaches them, in code that its constructor does not run."""
     other = (
-        "\n\nclass Other(nn.Module):\n    def __init__(self, *, vllm_config, prefix=''):\n        super().__init__()\n\n"
+        "\n\nclass Other(nn.Module):\n    def __init__(self, *, vllm_config, prefix):\n        super().__init__()\n\n"
         "    def never(self, vllm_config):\n        return TinyModel(vllm_config=vllm_config)\n"
     )
     registry = {
