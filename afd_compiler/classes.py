@@ -17,6 +17,8 @@ from afd_compiler.symbols import Symbol, Symbols, names_defined
 
 REGISTRY = "vllm.model_executor.models.registry"
 REGISTRY_PACKAGE = "vllm.model_executor.models"
+BUILD_REGISTERED = "vllm.model_executor.models.utils.init_vllm_registered_model"
+"""What a model calls that is built around another one of the registry, whichever its configuration names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,17 @@ class FamilyClasses:
     """The decoder layers of a family and what surrounds them."""
 
     module: str
-    """Of the first layer."""
+    """Of the first layer, or of the first class where the layers are those of another registered model."""
+    location: Location
+    """Of the same."""
     architectures: tuple[tuple[str, Symbol], ...]
     """(architecture, class), in the spec's order."""
     elsewhere: tuple[tuple[str, str], ...]
     """(architecture, where it is) for those that this release and platform take from another file, or do not have."""
     layers: tuple[LayerClass, ...]
+    """None where the classes are built around another registered model, which has its own wrapper."""
+    registered_names: tuple[GlobalName, ...]
+    """By which such classes build that model."""
     layer_names: tuple[tuple[GlobalName, Symbol], ...]
     """(global name, layer) for each name by which code around the layers builds one, those in tables included."""
     layer_tables: tuple[tuple[GlobalName, tuple[tuple[str, Symbol], ...]], ...]
@@ -90,16 +97,12 @@ class FamilyClasses:
     model_modules: tuple[tuple[str, tuple[GlobalName, ...]], ...]
     """What model and causal LM build around the layers; all of that belongs to attention."""
 
-    @property
-    def location(self) -> Location:
-        return self.layers[0].location
-
 
 def classify(spec: Spec, symbols: Symbols) -> FamilyClasses:
     """Find the decoder layers behind the spec's architectures; raise `Refused` where there are none."""
     registered = registry(symbols)
     found = {name: symbols.resolve(*registered[name]) if name in registered else None for name in spec.architectures}
-    here = {name: symbol for name, symbol in found.items() if symbol and _is_in(symbol, spec.module)}
+    here = {name: symbol for name, symbol in found.items() if symbol and is_in(symbol, spec.module)}
     if not here:
         places = ", ".join(f"{name} in {symbol or 'no file'}" for name, symbol in found.items())
         raise Refused(
@@ -112,18 +115,25 @@ def classify(spec: Spec, symbols: Symbols) -> FamilyClasses:
     built = Constructs(symbols)
     roots = list(dict.fromkeys(here.values()))
     reached = built.reachable(roots)
-    layers = _layers(built, reached, spec.module)
-    outer = [cls for cls in reached if cls not in layers and set(layers) & set(built.reachable([cls]))]
+    around_registered = [cls for cls in reached if wraps_registered(built, cls)]
+    layers = (
+        [] if around_registered and not any(map(built.holds_experts, roots)) else _layers(built, reached, spec.module)
+    )
+    inside = set(layers or around_registered)
+    outer = [cls for cls in reached if cls not in layers and inside & set(built.reachable([cls]))]
     here = {name: symbol for name, symbol in here.items() if symbol in outer}
     around = list(dict.fromkeys(ancestor for cls in outer for ancestor in built.lineage(cls)))
     lineages = [*around, *(ancestor for layer in layers for ancestor in built.lineage(layer))]
     modules = {cls.module for cls in lineages if symbols.is_module_class(cls)}
-    opened = tuple(sorted(modules, key=lambda module: (module != layers[0].module, module)))
+    first = (layers or roots)[0]
+    opened = tuple(sorted(modules, key=lambda module: (module != first.module, module)))
     return FamilyClasses(
-        module=layers[0].module,
+        module=first.module,
+        location=Location(file_of(first.module), built.node(first).lineno),
         architectures=tuple(here.items()),
         elsewhere=tuple((name, str(symbol or "missing")) for name, symbol in found.items() if name not in here),
         layers=tuple(_layer(built, layer, around, opened) for layer in layers),
+        registered_names=() if layers else _registered_names(built, around),
         layer_names=tuple(_layer_names(built, layers, around)),
         layer_tables=tuple(_layer_tables(built, layers, around)),
         layer_parameters=tuple(_layer_parameters(built, layers, around, roots)),
@@ -153,7 +163,17 @@ def registry(symbols: Symbols) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _is_in(symbol: Symbol, module: str) -> bool:
+def wraps_registered(built: Constructs, cls: Symbol) -> bool:
+    """Whether a class builds another model of the registry within itself."""
+    return bool(_registered_names(built, [cls]))
+
+
+def _registered_names(built: Constructs, classes: list[Symbol]) -> tuple[GlobalName, ...]:
+    names = dict.fromkeys(name for cls in classes for name in built.names_used(cls))
+    return tuple(name for name in names if str(built.resolve(name)) == BUILD_REGISTERED)
+
+
+def is_in(symbol: Symbol, module: str) -> bool:
     """Whether a class is defined in a module, or below it where that is a package with a file per platform."""
     return is_model_class(symbol) and (symbol.module == module or symbol.module.startswith(f"{module}."))
 

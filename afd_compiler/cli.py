@@ -12,16 +12,18 @@ from rich.progress import track
 
 from afd_compiler import __version__
 from afd_compiler.batch import compile_families
-from afd_compiler.diagnostics import UsageError
+from afd_compiler.diagnostics import Refused, UsageError
+from afd_compiler.discover import discover
 from afd_compiler.outcome import Compiled, Outcome
-from afd_compiler.render import models_table, render_diff, render_list, render_outcome
+from afd_compiler.render import models_table, render_diff, render_found, render_list, render_outcome
 from afd_compiler.report import EmittedFile, drift_of, files_of, layer_entries, write
 from afd_compiler.source import SourceTree, find_source
-from afd_compiler.spec import Spec, known_specs, load_spec
+from afd_compiler.spec import SPEC_FOLDER, Spec, known_specs, load_spec, spec_text
+from afd_compiler.symbols import Symbols
 
 DONE, DRIFT, USAGE, REFUSED = 0, 1, 2, 3
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-errors = Console(stderr=True, highlight=False)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 class Platform(StrEnum):
@@ -36,7 +38,8 @@ class Platform(StrEnum):
 @app.command()
 def compile_command(
     specs: Annotated[
-        list[str] | None, typer.Argument(metavar="SPEC…", help="A name in model_specs/, or a path")
+        list[str] | None,
+        typer.Argument(metavar="SPEC…", help="A name in model_specs/, or a path; with --discover an architecture"),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every spec in model_specs/")] = False,
     vllm: Annotated[str, typer.Option(help="`installed`, a release number, or a source directory")] = "installed",
@@ -47,21 +50,29 @@ def compile_command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output")] = False,
     table: Annotated[bool, typer.Option("--table", help="Write nothing; a Markdown table of layers")] = False,
     listing: Annotated[bool, typer.Option("--list", help="Write nothing; list families and verdicts")] = False,
+    discovering: Annotated[
+        bool, typer.Option("--discover", help="Write a spec for each MoE architecture without one, or for those named")
+    ] = False,
+    spec_folder: Annotated[
+        Path, typer.Option("--specs", help="The folder of specs; model_specs/ unless given")
+    ] = SPEC_FOLDER,
 ) -> None:
     """Split MoE models of a vLLM release between attention and FFN, prove the split, and write the wrappers.
 
     Exit codes: 0 done, 1 drift found by --check, 2 usage or bad spec, 3 a family that was named is refused.
     """
     try:
-        chosen = _chosen(specs or [], every or (listing and not specs))
+        if discovering:
+            if every or check or diff or table or listing or len(specs or []) > 1:
+                raise UsageError("--discover takes one architecture or none, and of the other modes --json alone")
+            raise typer.Exit(_discover(specs or [], find_source(vllm), platform.value, spec_folder, as_json=as_json))
+        chosen = _chosen(specs or [], spec_folder, every=every or (listing and not specs))
         tree = find_source(vllm)
         folder = out or _generated_folder()
     except UsageError as error:
         errors.print(f"[red]error:[/] {error}", markup=True)
         raise typer.Exit(USAGE) from error
-    work = compile_families(chosen, tree, platform.value)
-    hidden = not errors.is_terminal
-    outcomes = [*track(work, tree.release, total=len(chosen), console=errors, transient=True, disable=hidden)]
+    outcomes = _compiled(chosen, tree, platform.value)
     proved = [outcome for outcome in outcomes if isinstance(outcome, Compiled)]
     files = list(dict.fromkeys(file for outcome in proved for file in files_of(outcome)))
     drift = drift_of(files, folder)
@@ -83,10 +94,37 @@ def main() -> None:
     app()
 
 
-def _chosen(names: list[str], every: bool) -> list[Spec]:
+def _chosen(names: list[str], folder: Path, *, every: bool) -> list[Spec]:
     if bool(names) == every:
         raise UsageError("name specs, or give --all\n  do: afd-compile --list shows them")
-    return [load_spec(name) for name in (known_specs() if every else dict.fromkeys(names))]
+    return [load_spec(name, folder) for name in (known_specs(folder) if every else dict.fromkeys(names))]
+
+
+def _compiled(specs: list[Spec], tree: SourceTree, platform: str) -> list[Outcome]:
+    work = compile_families(specs, tree, platform)
+    hidden = not errors.is_terminal
+    return [*track(work, tree.release, total=len(specs), console=errors, transient=True, disable=hidden)]
+
+
+def _discover(names: list[str], tree: SourceTree, platform: str, folder: Path, *, as_json: bool) -> int:
+    """Write the specs that are missing, and show what becomes of each; return the exit code."""
+    specs = [load_spec(name, folder) for name in known_specs(folder)]
+    try:
+        found = discover(Symbols(tree, platform), specs, *names)
+    except Refused as reason:
+        errors.print(f"[red]refused[/] {names[0]}")
+        errors.print(str(reason), markup=False)
+        return REFUSED
+    outcomes = _compiled([item.spec for item in found], tree, platform) if found else []
+    new = [EmittedFile(f"{item.spec.family}.toml", spec_text(item.spec)) for item in found if item.new]
+    if taken := [file.path for file in new if (folder / file.path).exists()]:
+        raise UsageError(f"{folder / taken[0]} is there and holds another family\n  do: give it its family's name")
+    write(new, folder)
+    if as_json:
+        typer.echo(json.dumps(_document(tree, platform, outcomes, new), indent=2))
+    else:
+        render_found(tree, platform, found, outcomes, folder)
+    return _exit_code(outcomes if names else [], ())
 
 
 def _generated_folder() -> Path:

@@ -1,7 +1,8 @@
 """Part of the proof: a role's whole model can be built wherever upstream's can, and holds what the role owns.
 
 Upstream's causal LM and model constructors are executed symbolically, upstream's own and then the emitted roles' under
-the same answers, with one layer of each kind standing for all of them. The layer's own questions are answered as in one
+the same answers, with one layer of each kind standing for all of them; a registered model that they are built around is
+one layer, which the role's wrapper of that model splits. The layer's own questions are answered as in one
 variant for each kind of FFN; of the others `MOST_PATHS` combinations are tried.
 """
 
@@ -15,14 +16,19 @@ from typing import Any
 import torch
 
 from afd_compiler import names
-from afd_compiler.classes import FamilyClasses, LayerClass
+from afd_compiler.classes import BUILD_REGISTERED, FamilyClasses, LayerClass
 from afd_compiler.diagnostics import RefusalKind, Refused
 from afd_compiler.sandbox import Sandbox
 from afd_compiler.symbols import MODULE_FACTORIES, Symbol, Symbols
 from afd_compiler.trace import Trace, UpstreamRaised, other_paths, tracing
 from afd_compiler.tracer import LayerTracer
+from afd_compiler.verify import RUNTIME_MODULE
 
 MOST_PATHS, MOST_TRIES = 12, 40
+REGISTERED = "RegisteredModel"
+PART_OF = "afd_runtime.parts.part_architectures"
+"""What of the runtime turns the name of a registered model into that of a role's part of it."""
+INITIALIZE = "vllm.model_executor.model_loader.utils.initialize_model"
 UTILS = "vllm.model_executor.models.utils"
 
 
@@ -34,6 +40,8 @@ class Setting:
     answers: tuple[tuple[str, bool], ...]
     experts: bool
     """Whether its layers hold experts; layers that do not may be attention's altogether."""
+    registered: tuple[str, ...]
+    """What each registered model in it is built from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +56,31 @@ class Settings:
 def find_settings(classes: FamilyClasses, symbols: Symbols, traces: Mapping[LayerClass, tuple[Trace, ...]]) -> Settings:
     """Build upstream's own models symbolically; raise `Refused` where none can be followed."""
     sandbox = _sandbox(classes, symbols)
-    natives = tuple(sandbox.cls(layer.symbol) for layer in classes.layers)
+    natives = _splits(sandbox, classes)
     found: list[Setting] = []
     read: dict[str, dict[str, None]] = {role: {} for role in names.ROLES}
     read["attention"] |= dict.fromkeys(_passed_on(traces))
-    problem = "it builds no layer with experts on any path that was tried"
+    problems: dict[Symbol, str] = {}
     by_constructor = {sandbox.cls(symbol).__init__: symbol for _, symbol in reversed(classes.architectures)}  # type: ignore[misc]
-    experts = {name.name for layer in classes.layers for name in layer.expert_names} | {*MODULE_FACTORIES}
+    experts = {name.name for layer in classes.layers for name in layer.expert_names} | {*MODULE_FACTORIES, REGISTERED}
     for start, symbol in product(_starts(traces), by_constructor.values()):
-        for tracer, built in _tries(sandbox, sandbox.cls(symbol), start, classes):
+        for tracer, built in _tries(sandbox, sandbox.cls(symbol), start):
             if isinstance(built, str):
-                problem = built
+                problems[symbol] = built
             elif any(isinstance(module, natives) for module in built.modules()):
                 holds = any(type(module).__name__ in experts for module in built.modules())
-                found.append(Setting(symbol, tuple(tracer.answers.items()), holds))
+                found.append(Setting(symbol, tuple(tracer.answers.items()), holds, _registered(tracer)))
                 read["attention"] |= dict.fromkeys(_read_off(tracer, traces, attentions=False))
                 read["ffn"] |= dict.fromkeys(_read_off(tracer, traces, attentions=True))
-    if not any(setting.experts for setting in found):
-        raise _refused(classes, classes.outer[-1].name, f"upstream's own constructor cannot be followed: {problem}")
+    followed = {setting.model for setting in found if setting.experts}
+    for symbol in by_constructor.values():
+        if symbol not in followed:
+            problem = problems.get(symbol, "it builds no layer with experts on any path that was tried")
+            raise _refused(classes, symbol.name, f"upstream's own constructor cannot be followed: {problem}")
     return Settings(tuple(found), {role: tuple(attributes) for role, attributes in read.items()})
 
 
-def _tries(
-    sandbox: Sandbox, model: type, start: Mapping[str, bool], classes: FamilyClasses
-) -> Iterator[tuple[LayerTracer, Any]]:
+def _tries(sandbox: Sandbox, model: type, start: Mapping[str, bool]) -> Iterator[tuple[LayerTracer, Any]]:
     """Upstream's model built on the first `MOST_PATHS` paths that succeed, from the answers of one; where a path fails,
     what is wrong with it. What a path asked leads to the next, and the last that a failed one asked comes first."""
     pending = [dict(start)]
@@ -83,7 +92,7 @@ def _tries(
         tracer = LayerTracer(sandbox, frozenset(), answers, forks=True)
         built: Any
         try:
-            built = _construct(sandbox, tracer, model, classes)
+            built = _construct(sandbox, tracer, model)
             succeeded += 1
         except Refused as reason:
             built = f"{reason.saw} ({reason.at})"
@@ -110,9 +119,33 @@ def check_construction(
 
 
 def _sandbox(classes: FamilyClasses, symbols: Symbols) -> Sandbox:
-    sandbox = Sandbox(symbols, classes.opened, understood={f"{UTILS}.make_layers": _make_layers})
+    def registered(
+        vllm_config: Any, *, prefix: Any = "", hf_config: Any = None, architectures: Any = None
+    ) -> torch.nn.Module:
+        """Another model of the registry: opaque, and holds a layer of each role where the runtime is loaded."""
+        model: torch.nn.Module = sandbox.leaf_class(REGISTERED)(vllm_config, prefix, hf_config, architectures)
+        if emitted := sandbox.loaded(RUNTIME_MODULE):
+            ffn_layer = type("Layer", (emitted.FFNLayer, torch.nn.Module), {})
+            model.layers = torch.nn.ModuleList([emitted.RemoteFFN(), ffn_layer()])
+        return model
+
+    def initialize(*args: Any, model_class: type | None = None, **kwargs: Any) -> torch.nn.Module:
+        return (model_class or registered)(*args, **kwargs)
+
+    understood: dict[str, Callable[..., Any]] = {
+        f"{UTILS}.make_layers": _make_layers,
+        BUILD_REGISTERED: registered,
+        INITIALIZE: initialize,
+        PART_OF: lambda _, __, named: named,
+    }
+    sandbox = Sandbox(symbols, classes.opened, understood=understood)
     sandbox.make_leaves([*classes.outer, *(layer.symbol for layer in classes.layers)])
     return sandbox
+
+
+def _splits(sandbox: Sandbox, classes: FamilyClasses) -> tuple[type, ...]:
+    """What upstream's models hold that is split: their layers, or a registered model."""
+    return tuple(sandbox.cls(layer.symbol) for layer in classes.layers) or (sandbox.leaf_class(REGISTERED),)
 
 
 def _starts(traces: Mapping[LayerClass, tuple[Trace, ...]]) -> list[Mapping[str, bool]]:
@@ -122,7 +155,15 @@ def _starts(traces: Mapping[LayerClass, tuple[Trace, ...]]) -> list[Mapping[str,
         for trace in variants:
             kind = tuple(child.class_name for name, child in trace.children.items() if name in layer.split_children)
             found.setdefault((layer, *kind), trace.answers)
-    return list(found.values())
+    return list(found.values()) or [{}]
+
+
+def _registered(tracer: LayerTracer) -> tuple[str, ...]:
+    return tuple(
+        f"{item.name}({', '.join(item.arguments)})"
+        for item in tracer.children.values()
+        if item.class_name == REGISTERED
+    )
 
 
 def _read_off(
@@ -152,8 +193,8 @@ def _passed_on(traces: Mapping[LayerClass, tuple[Trace, ...]]) -> Iterator[str]:
                 yield from (attribute for text in words for attribute in re.findall(rf"self\.{kind}\.(\w+)", text))
 
 
-def _construct(sandbox: Sandbox, tracer: LayerTracer, model: type, classes: FamilyClasses) -> Any:
-    with tracing(sandbox, tracer, classes.layers[0].name):
+def _construct(sandbox: Sandbox, tracer: LayerTracer, model: type) -> Any:
+    with tracing(sandbox, tracer, model.__name__):
         return tracer.construct(model, {"vllm_config": tracer.input("vllm_config"), "prefix": ""})
 
 
@@ -161,19 +202,21 @@ def _check_role(sandbox: Sandbox, emitted: ModuleType, role: str, setting: Setti
     name = setting.model.name
     tracer = LayerTracer(sandbox, frozenset(), dict(setting.answers), forks=True)
     try:
-        built = _construct(sandbox, tracer, getattr(emitted, names.role_class(role, name)), classes)
+        built = _construct(sandbox, tracer, getattr(emitted, names.role_class(role, name)))
     except UpstreamRaised as raised:
         if not setting.experts and type(raised.__cause__).__name__ == "NothingSplitError":
             return
         raise _refused(classes, name, f"on the {role} role it raises {raised}") from raised
     except Refused as reason:
         raise _refused(classes, name, f"on the {role} role: {reason.saw} ({reason.at})") from reason
-    natives = tuple(sandbox.cls(layer.symbol) for layer in classes.layers)
-    ours = tuple(getattr(emitted, names.role_class(role, layer.name)) for layer in classes.layers)
+    natives = _splits(sandbox, classes)
+    ours = tuple(getattr(emitted, names.role_class(role, layer.name)) for layer in classes.layers) or natives
     layers = [module for module in built.modules() if isinstance(module, natives)]
     if not layers or not all(isinstance(module, ours) for module in layers):
         shown = " or ".join(cls.__name__ for cls in ours)
         raise _refused(classes, name, f"the {role} role does not build {shown} for every layer")
+    if (inner := _registered(tracer)) != setting.registered:
+        raise _refused(classes, name, f"the {role} role builds {inner} instead of {setting.registered}")
     if role == "ffn" and (kept := _kept_around(sandbox, built, ours)):
         raise _refused(classes, name, f"the ffn role builds {', '.join(kept)}, which attention owns")
 

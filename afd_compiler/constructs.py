@@ -201,6 +201,10 @@ class Constructs:
     def is_moe(self, name: GlobalName) -> bool:
         return self._reaches(name, _is_fused_moe)
 
+    def holds_experts(self, cls: Symbol) -> bool:
+        """Whether a class, or one of the model files that it reaches, builds a mixture of experts."""
+        return any(self.is_moe(GlobalName(found.module, found.name)) for found in self.reachable([cls]))
+
     def is_dense(self, name: GlobalName) -> bool:
         """Whether a class of the model files builds linear layers, and neither attention nor experts."""
         others = self.is_attention(name) or self.is_moe(name)

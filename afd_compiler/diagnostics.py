@@ -21,6 +21,7 @@ class RefusalKind(Enum):
 
     ARCHITECTURE_MISSING = "architecture-missing"
     SOURCE_FAILED = "source-failed"
+    NO_EXPERTS = "no-experts"
     NO_BOUNDARY = "no-boundary"
     UNTRACEABLE = "untraceable"
     TOO_MANY_VARIANTS = "too-many-variants"

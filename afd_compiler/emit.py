@@ -32,7 +32,7 @@ from afd_compiler.tracer import REDUCES
 LINE_LENGTH = 120
 RUNTIME = (
     "AttentionModel", "FFNLayer", "FFNModel", "Inert", "OutlinedLayer", "RemoteFFN", "RemoteSum", "Unowned", "bind",
-    "owned",
+    names.BUILD_PART, "owned",
 )  # fmt: skip
 """Names of `afd_runtime.split` that emitted text can use."""
 
@@ -228,6 +228,7 @@ class {names.remote_class(child)}({base}):
 
     def role_bindings(self, role: str) -> Bindings:
         bound = {name: names.role_class(role, layer.name) for name, layer in self.classes.layer_names}
+        bound |= dict.fromkeys(self.classes.registered_names, names.BUILD_PART)
         for table, entries in self.classes.layer_tables:
             changed = ", ".join(f'"{key}": {names.role_class(role, layer.name)}' for key, layer in entries)
             bound[table] = f"{{**{self.spelled(table)}, {changed}}}"

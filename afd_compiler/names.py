@@ -4,6 +4,7 @@ import re
 
 ROLES = ("attention", "ffn")
 UPSTREAM = "upstream"
+BUILD_PART = "build_part"
 ABSENT_EXPERTS = "AbsentExperts"
 ABSENT_ATTENTION = "AbsentAttention"
 

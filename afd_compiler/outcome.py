@@ -40,7 +40,8 @@ class Compiled:
     origin: Origin
     classes: FamilyClasses
     layers: tuple[CompiledLayer, ...]
-    construction: Check
+    construction: tuple[Check, ...]
+    """What was proved of whole models."""
     text: str
 
 

@@ -54,10 +54,11 @@ def _compile(origin: Origin, classes: FamilyClasses, symbols: Symbols) -> Compil
         try:
             return _prove(origin, classes, sandbox, traces, settings, chosen)
         except Refused as reason:
-            named = [layer for layer in ways if reason.name.partition(".")[0] == layer.name]
-            layer, *others = named or ways
-            if others and not named:
+            # What is wrong with the model as a whole can only be the way of its one layer.
+            at_fault = [layer for layer in ways if len(ways) == 1 or reason.name.partition(".")[0] == layer.name]
+            if not at_fault:
                 raise
+            layer = at_fault[0]
             first.setdefault(layer.name, reason)
             ways[layer] = ways[layer][1:]
             if not ways[layer]:
@@ -108,7 +109,7 @@ def _prove_told(
     chosen: tuple[LayerCut, ...],
     told: Mapping[str, tuple[str, ...]],
 ) -> Compiled:
-    count = sum(map(len, traces.values()))
+    count = sum(map(len, traces.values())) or len(settings.found)
     header = tuple(header_lines(origin, [(item.layer, item.cut) for item in chosen], count))
     text = emit(classes, chosen, told, header)
     tried = check_construction(classes, sandbox.symbols, settings, lambda other: load_emitted(other, text))
@@ -120,9 +121,14 @@ def _prove_told(
         origin,
         classes,
         tuple(_compiled_layer(item, proof) for item, proof in zip(chosen, proofs, strict=True)),
-        Check("construction", count, detail),
+        (Check("construction", count, detail), *_around(classes, tried)),
         text,
     )
+
+
+def _around(classes: FamilyClasses, tried: int) -> tuple[Check, ...]:
+    detail = "the registered model in it is built as upstream's, and the role's wrapper of that model splits it"
+    return () if classes.layers else (Check("registered-model", tried, detail),)
 
 
 def _compiled_layer(item: LayerCut, proof: Proof) -> CompiledLayer:

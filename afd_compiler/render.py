@@ -1,6 +1,6 @@
 """What `afd-compile` shows people: in colour on a terminal, plain in a pipe."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from afd_compiler.discover import Found
 from afd_compiler.outcome import Compiled, Outcome, Refusal
 from afd_compiler.report import EmittedFile, diff_text, layer_entries, manifest_of
 from afd_compiler.source import SourceTree
@@ -15,6 +16,10 @@ from afd_compiler.source import SourceTree
 console = Console(highlight=False)
 if not console.is_terminal:
     console = Console(highlight=False, width=160)  # a pipe has no edge; tables need one
+
+
+AROUND = "(registered model)"
+"""In the place of a layer where there is none: the family is built around another registered model."""
 
 
 def render_outcome(outcome: Outcome) -> None:
@@ -49,15 +54,41 @@ def render_outcome(outcome: Outcome) -> None:
 
 def render_list(tree: SourceTree, platform: str, outcomes: Iterable[Outcome]) -> None:
     """One line per family."""
-    table = Table(title=f"vLLM {tree.release}, {platform}", title_justify="left")
-    for column in ("family", "layer", "verdict", "architectures"):
-        table.add_column(column)
+    table = _table(tree, platform, "architectures")
     for outcome in outcomes:
-        layer = ", ".join(item.name for item in outcome.classes.layers) if outcome.classes else "-"
-        proved = isinstance(outcome, Compiled)
-        verdict = "[green]proved[/]" if proved else f"[red]refused[/]: {_reason(outcome)}"
-        table.add_row(outcome.origin.spec.family, layer, verdict, ", ".join(outcome.origin.spec.architectures))
+        table.add_row(*_cells(outcome), ", ".join(outcome.origin.spec.architectures))
     console.print(table)
+
+
+def render_found(
+    tree: SourceTree, platform: str, found: Sequence[Found], outcomes: Sequence[Outcome], folder: Path
+) -> None:
+    """One line for each module that was found, and where its spec is; then the reasons of those that are refused."""
+    if not found:
+        console.print(f"nothing to write: {folder} covers what vLLM {tree.release} has for {platform}", soft_wrap=True)
+        return
+    table = _table(tree, platform, "found", "spec")
+    for item, outcome in zip(found, outcomes, strict=True):
+        file = f"{item.spec.family}.toml"
+        what = f"wrote {file}" if item.new else f"add to {file}" if item.missing else f"has {file}"
+        table.add_row(*_cells(outcome), ", ".join(item.missing or item.spec.architectures), what)
+    console.print(table)
+    for outcome in outcomes:
+        if isinstance(outcome, Refusal):
+            render_outcome(outcome)
+
+
+def _table(tree: SourceTree, platform: str, *more: str) -> Table:
+    table = Table(title=f"vLLM {tree.release}, {platform}", title_justify="left")
+    for column in ("family", "layer", "verdict", *more):
+        table.add_column(column)
+    return table
+
+
+def _cells(outcome: Outcome) -> tuple[str, str, str]:
+    layer = ", ".join(item.name for item in outcome.classes.layers) or AROUND if outcome.classes else "-"
+    refused = f"[red]refused[/]: {_reason(outcome)}"
+    return outcome.origin.spec.family, layer, "[green]proved[/]" if isinstance(outcome, Compiled) else refused
 
 
 def models_table(tree: SourceTree, platform: str, outcomes: Iterable[Outcome]) -> str:
@@ -78,6 +109,8 @@ def models_table(tree: SourceTree, platform: str, outcomes: Iterable[Outcome]) -
 def _cut_or_reason(entry: dict[str, Any]) -> str:
     if entry["reason"]:
         return str(entry["reason"]).replace("|", "\\|")
+    if not entry["variants"]:
+        return f"{entry['at']}, around another registered model"
     return f"{entry['at']}, {len(entry['variants'])} variants"
 
 

@@ -79,7 +79,7 @@ def manifest_of(compiled: Compiled) -> Manifest:
         },
         layers=tuple(_layer_record(item) for item in compiled.layers),
         owners=_owners(compiled),
-        checks=(_record(compiled.construction),),
+        checks=tuple(map(_record, compiled.construction)),
         verdict="proved",
     )
 
@@ -123,7 +123,7 @@ def boundary_text(compiled: Compiled) -> str:
             + overlap,
         }
     sections["owners"] = tuple(f"{role:<9}  {path}" for path, role in _owners(compiled).items())
-    checks = (*(check for item in compiled.layers for check in item.proof.checks), compiled.construction)
+    checks = (*(check for item in compiled.layers for check in item.proof.checks), *compiled.construction)
     sections["checks"] = tuple(f"passed  {check.name}: {check.detail}" for check in dict.fromkeys(checks))
     for item in compiled.layers:
         shown = zip(item.proof.variants, item.cut.exchanges, strict=True)
@@ -148,7 +148,13 @@ def layer_entries(outcome: Outcome) -> list[dict[str, Any]]:
         what = f"{reason.name}: {reason.saw} [{reason.kind.value}]; do: {reason.do}"
         nothing: dict[str, Any] = {"variants": [], "cut": [], "owners": {}, "checks": []}
         return [entry | {"verdict": "refused", "reason": what, "at": str(reason.at)} | nothing for entry in entries]
-    records = manifest_of(outcome).layers
+    manifest = manifest_of(outcome)
+    if not layers:
+        around = {"file": outcome.classes.location.file, "verdict": "proved", "reason": None}
+        place = {"at": str(outcome.classes.location), "variants": [], "cut": []}
+        rest = manifest.model_dump(mode="json", include={"owners", "checks"})
+        return [entry | around | place | rest for entry in entries]
+    records = manifest.layers
     return [
         entry
         | {"verdict": "proved", "reason": None, "at": f"{item.file}:{item.cut.region.boundary[0][0]}"}

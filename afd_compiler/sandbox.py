@@ -37,7 +37,7 @@ class Stub:
         self.__dict__.update(sandbox=sandbox, qualified_name=name, __name__=name.rpartition(".")[2], __module__="stub")
 
     def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):
+        if attribute.startswith("__") and attribute != "__version__":
             raise AttributeError(attribute)
         return self.sandbox.name(f"{self.qualified_name}.{attribute}")
 
@@ -63,6 +63,11 @@ class Stub:
 
     __ror__ = __or__
 
+    def __ge__(self, other: object) -> "Stub":
+        return self  # of a version: a question like any other
+
+    __gt__ = __le__ = __lt__ = __ge__
+
     def __getitem__(self, item: object) -> "Stub":
         return self
 
@@ -84,6 +89,9 @@ class Leaf:
     def __init_subclass__(cls, **_: Any) -> None:
         # A class that mixes a stub in behind nn.Module would never ask the stub.
         cls.__getattr__ = Leaf.__getattr__  # type: ignore[method-assign]
+
+    def __class_getitem__(cls, _: object) -> type:
+        return cls  # a generic class, in an annotation or as a base
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if isinstance(self, torch.nn.Module):
@@ -152,6 +160,10 @@ class Sandbox:
             self.execute(name, self.symbols.tree.relative(path), self.symbols.tree.text(name))
         return self._modules[name]
 
+    def loaded(self, name: str) -> Any:
+        """A module that was executed, or None."""
+        return self._modules.get(name)
+
     def cls(self, symbol: Symbol) -> type:
         """A class of an opened module."""
         found: type = getattr(self.module(symbol.module), symbol.name)
@@ -193,6 +205,13 @@ class Sandbox:
             is_module = self.symbols.is_module_class(symbol)
             bases = (Leaf, torch.nn.Module) if is_module else (Leaf,)
             self._classes[name] = type(own, bases, members)
+            self._leaves.add(self._classes[name])
+        return self._classes[name]
+
+    def leaf_class(self, name: str) -> type:
+        """A class of modules that stands in no source: called without being entered."""
+        if name not in self._classes:
+            self._classes[name] = type(name, (Leaf, torch.nn.Module), {"sandbox": self, "__module__": "stub"})
             self._leaves.add(self._classes[name])
         return self._classes[name]
 

@@ -9,6 +9,7 @@ from afd_compiler.diagnostics import UsageError
 
 SPEC_FOLDER = Path(__file__).resolve().parent.parent / "model_specs"
 """A sibling of the package, in the checkout and when installed."""
+LINE_LENGTH = 100
 
 
 class Spec(BaseModel):
@@ -24,9 +25,9 @@ class Spec(BaseModel):
     """Names in vLLM's model registry that this family serves."""
 
 
-def load_spec(name: str) -> Spec:
-    """Read a spec by path or by its name in `model_specs/`; raise `UsageError` where it is missing or wrong."""
-    path = find_spec_file(name)
+def load_spec(name: str, folder: Path = SPEC_FOLDER) -> Spec:
+    """Read a spec by path or by its name in the folder; raise `UsageError` where it is missing or wrong."""
+    path = find_spec_file(name, folder)
     try:
         return Spec.model_validate(tomllib.loads(path.read_text()))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -38,23 +39,32 @@ def load_spec(name: str) -> Spec:
         ) from error
 
 
-def find_spec_file(name: str) -> Path:
-    """Return the file that `name` means: a path, or a name in `model_specs/`."""
+def find_spec_file(name: str, folder: Path = SPEC_FOLDER) -> Path:
+    """Return the file that `name` means: a path, or a name in the folder."""
     path = Path(name)
     if path.suffix == ".toml" or path.is_file():
         if path.is_file():
             return path
         raise UsageError(f"{path}: no such spec file")
-    named = SPEC_FOLDER / f"{name}.toml"
+    named = folder / f"{name}.toml"
     if named.is_file():
         return named
-    known = ", ".join(known_specs()) or "none"
+    known = ", ".join(known_specs(folder)) or "none"
     raise UsageError(f"no spec is named {name!r}\n  do: give a path, or one of: {known}")
 
 
-def known_specs() -> tuple[str, ...]:
-    """Names of the specs in `model_specs/`, sorted."""
-    return tuple(sorted(path.stem for path in SPEC_FOLDER.glob("*.toml")))
+def known_specs(folder: Path = SPEC_FOLDER) -> tuple[str, ...]:
+    """Names of the specs in the folder, sorted."""
+    return tuple(sorted(path.stem for path in folder.glob("*.toml")))
+
+
+def spec_text(spec: Spec) -> str:
+    """The TOML file that `load_spec` reads as this spec."""
+    names = [f'"{name}"' for name in spec.architectures]
+    line = f"architectures = [{', '.join(names)}]"
+    if len(line) > LINE_LENGTH:
+        line = "architectures = [\n" + "".join(f"    {name},\n" for name in names) + "]"
+    return f'family = "{spec.family}"\nmodule = "{spec.module}"\n{line}\n'
 
 
 def _field(location: tuple[int | str, ...]) -> str:

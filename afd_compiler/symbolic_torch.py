@@ -34,12 +34,21 @@ def symbolic_torch(tracer: LayerTracer) -> Iterator[None]:
     with ExitStack() as patches:
         for name in _FACTORIES:
             patches.enter_context(patch.object(torch, name, recorded(getattr(torch, name))))
+        for module in (torch.nn.Linear, torch.nn.Embedding, torch.nn.LayerNorm):
+            patches.enter_context(patch.object(module, "reset_parameters", lambda _: None))  # of symbolic sizes
+        patches.enter_context(patch.object(torch.nn.Dropout, "__init__", _dropout))
         for name in ("Stream", "Event"):
             patches.enter_context(patch.object(torch.cuda, name, recorded(getattr(torch.cuda, name), always=True)))
         patches.enter_context(patch.object(torch.nn.Module, "__setattr__", _set_member))
         patches.enter_context(patch.object(torch.nn.Module, "to", lambda self, *_, **__: self))
         patches.enter_context(patch.object(torch.nn.Module, "parameters", some_parameters))
         yield
+
+
+def _dropout(self: torch.nn.Dropout, p: Any = 0.5, inplace: Any = False) -> None:
+    """nn.Dropout's, without its question whether the probability is one."""
+    torch.nn.Module.__init__(self)
+    self.p, self.inplace = p, inplace
 
 
 _set_natively = torch.nn.Module.__setattr__

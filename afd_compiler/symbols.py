@@ -276,14 +276,16 @@ class Symbols:
         index = self.index(symbol.module)
         if index is None or symbol.name not in index.classes:
             return []
-        return [self._base(index, node) for node in index.classes[symbol.name].bases]
+        return [self._base(index, symbol.name, node) for node in index.classes[symbol.name].bases]
 
-    def _base(self, index: ModuleIndex, node: ast.expr) -> Symbol:
+    def _base(self, index: ModuleIndex, name: str, node: ast.expr) -> Symbol:
         if isinstance(node, ast.Name):
+            if node.id == name and node.id in index.imports:  # `class X(X)`: the base is the one that was imported
+                return self.resolve(*index.imports[node.id])
             return self.resolve(index.module, node.id)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            origin, name = index.imports.get(node.value.id, (node.value.id, ""))
-            return self.resolve(f"{origin}.{name}" if name else origin, node.attr)
+            origin, own = index.imports.get(node.value.id, (node.value.id, ""))
+            return self.resolve(f"{origin}.{own}" if own else origin, node.attr)
         if isinstance(node, ast.Attribute):
             return self.resolve(ast.unparse(node.value), node.attr)
         return Symbol(index.module, ast.unparse(node), SymbolKind.UNKNOWN)

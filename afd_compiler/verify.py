@@ -96,8 +96,7 @@ def check_module(classes: FamilyClasses, sandbox: Sandbox, emitted: ModuleType, 
             if not issubclass(ours, sandbox.cls(symbol)):
                 raise AssertionError(f"the emitted {role} class of {symbol.name} does not derive from upstream's")
     for hazard in hazards_of(text, EMITTED_FILE, frozenset({"forward"})):
-        layer = classes.layers[0]
-        raise _not_capture_safe(layer, layer.location, f"{hazard.saw} ({hazard.at})")
+        raise _not_capture_safe(classes.outer[-1].name, classes.location, f"{hazard.saw} ({hazard.at})")
 
 
 def _behaviour(trace: Trace) -> tuple[object, ...]:
@@ -183,14 +182,14 @@ def _check_capture(layer: LayerClass, halves: tuple[Trace, ...]) -> None:
     for half in halves:
         for node in forward_nodes(half.graph):
             if _reads_on_host(node):
-                raise _not_capture_safe(layer, half.locations[node], f"`{node.target}` reads a tensor on the host")
+                raise _not_capture_safe(layer.name, half.locations[node], f"`{node.target}` reads a tensor on the host")
 
 
-def _not_capture_safe(layer: LayerClass, at: Location, saw: str) -> Refused:
+def _not_capture_safe(name: str, at: Location, saw: str) -> Refused:
     return Refused(
         RefusalKind.NOT_CAPTURE_SAFE,
         at=at,
-        name=f"{layer.name}.forward",
+        name=f"{name}.forward",
         saw=saw,
         do="serve this family unsplit: its forward cannot be recorded in a graph",
     )

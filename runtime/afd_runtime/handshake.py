@@ -41,8 +41,14 @@ def facts_of(vllm_config: Any, config: AFDConfig, wrapper: type, layers: tuple[i
 
 def model_hash(hf_config: dict[str, Any]) -> str:
     """Of the model's configuration without names, paths and the tool that wrote it."""
-    kept = {key: value for key, value in hf_config.items() if key not in NOT_THE_MODEL}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(_kept(hf_config), sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def _kept(config: Any) -> Any:
+    """Configurations within it included: a model of several parts has one of each."""
+    if not isinstance(config, dict):
+        return config
+    return {key: _kept(value) for key, value in config.items() if key not in NOT_THE_MODEL}
 
 
 def check_facts(mine: Facts, theirs: Facts, role: Role) -> None:

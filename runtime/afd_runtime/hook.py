@@ -3,12 +3,10 @@
 from typing import Any
 
 from afd_runtime.config import AFDConfig, parse_config, refuse_unsupported_vllm
-from afd_runtime.errors import AFDConfigError
-from afd_runtime.log import init_logger
+from afd_runtime.errors import AFDConfigError, WrapperError
+from afd_runtime.split import build_whole, is_part
 from afd_runtime.workers import FFN_WORKER, platform_worker
-from afd_runtime.wrappers import alias_of, find_wrapper, native_of, register_aliases
-
-logger = init_logger(__name__)
+from afd_runtime.wrappers import native_of, role_alias
 
 REFUSE_V1 = "afd_runtime.refuse:RefuseRequests"
 REFUSE_V2 = "afd_runtime.refuse_v2:RefuseRequests"
@@ -38,15 +36,12 @@ def _use_wrapper(vllm_config: Any, config: AFDConfig) -> None:
     if not hf_config.architectures:
         raise AFDConfigError("afd: the model's config.json names no architecture; add its `architectures`")
     native = native_of(hf_config.architectures[0])
-    wrapper = find_wrapper(native, _platform_name())
-    aliases = {
-        alias_of(role, native): f"{wrapper.module}:{getattr(wrapper.roles, role)}" for role in ("attention", "ffn")
-    }
-    register_aliases(aliases)
-    alias = alias_of(config.role, native)
-    if hf_config.architectures != [alias]:
-        logger.info("afd: role %s serves %s as %s from %s", config.role, native, alias, wrapper.module)
-        hf_config.architectures = [alias]
+    try:
+        hf_config.architectures = [role_alias(config.role, native)]
+    except WrapperError as error:
+        if not is_part():
+            raise
+        build_whole(str(error))
 
 
 def _become_ffn(vllm_config: Any) -> None:
@@ -60,6 +55,9 @@ def _become_ffn(vllm_config: Any) -> None:
     parallel.worker_cls = FFN_WORKER
     # A model without attention has no KV cache group, and the prefix cache asserts that there is one.
     vllm_config.cache_config.enable_prefix_caching = False
+    if (multimodal := getattr(vllm_config.model_config, "multimodal_config", None)) is not None:
+        # Images and the like are Attention's: no tower is built, and none is run when memory is measured.
+        multimodal.language_model_only = True
     _refuse_requests(vllm_config)
 
 
@@ -70,9 +68,3 @@ def _refuse_requests(vllm_config: Any) -> None:
     # Read after the line above: in some releases a logits processor is what makes vLLM choose the v1 runner.
     if getattr(vllm_config, "use_v2_model_runner", False):
         model_config.logits_processors = [*others, REFUSE_V2]
-
-
-def _platform_name() -> str:
-    from vllm.platforms import current_platform
-
-    return "rocm" if current_platform.is_rocm() else str(current_platform.device_type)

@@ -9,6 +9,8 @@ LAYER_CHECKS = ("translation", "weight-cover", "capture-safety")
 """What must have been proved of each layer, for every variant, before a wrapper may serve."""
 MODULE_CHECKS = ("construction",)
 """What must have been proved of the whole."""
+AROUND_CHECKS = (*MODULE_CHECKS, "registered-model")
+"""What must have been proved of a module without layers, which is built around another model of the registry."""
 Direction = Literal["attention->ffn", "ffn->attention"]
 
 
@@ -90,9 +92,12 @@ class Manifest(_Record):
 
     def unproved(self) -> tuple[str, ...]:
         """Names of required checks that are missing, or that do not cover every variant."""
+        if not self.layers:
+            tried = {check.name for check in self.checks if check.variants}
+            return tuple(name for name in AROUND_CHECKS if name not in tried)
         variants = sum(len(layer.variants) for layer in self.layers)
         covered = {check.name for check in self.checks if check.variants == variants}
-        whole = tuple(name for name in MODULE_CHECKS if not self.layers or name not in covered)
+        whole = tuple(name for name in MODULE_CHECKS if name not in covered)
         return (*(name for layer in self.layers for name in layer.unproved()), *whole)
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from vllm.model_executor.models.utils import PPMissingLayer, extract_layer_index
+from vllm.model_executor.models.utils import PPMissingLayer, extract_layer_index, init_vllm_registered_model
 
 from afd_runtime import ops
 from afd_runtime.header import Extra
@@ -144,6 +144,39 @@ class NothingSplitError(RuntimeError):
     """A role's model that has no layer to exchange with the other role."""
 
 
+_whole_parts: list[str] | None = None
+"""While a role's model is built: why models of the registry within it have no wrapper."""
+
+
+def build_part(vllm_config: Any, *, prefix: str = "", hf_config: Any = None, architectures: Any = None) -> Any:
+    """vLLM's `init_vllm_registered_model`, for the role's part of that model."""
+    from afd_runtime.parts import part_architectures
+
+    architectures = part_architectures(vllm_config, hf_config, architectures)
+    return init_vllm_registered_model(vllm_config, prefix=prefix, hf_config=hf_config, architectures=architectures)
+
+
+def is_part() -> bool:
+    """Whether a role's model is being built, so that a configuration made now is of a model within it."""
+    return _whole_parts is not None
+
+
+def build_whole(reason: str) -> None:
+    """Note why a model within the one that is built is as upstream has it: a vision tower, say."""
+    if _whole_parts is not None:
+        _whole_parts.append(reason)
+
+
+@contextmanager
+def _building() -> Iterator[list[str]]:
+    global _whole_parts
+    before, _whole_parts = _whole_parts, [] if _whole_parts is None else _whole_parts
+    try:
+        yield _whole_parts
+    finally:
+        _whole_parts = before
+
+
 class FFNLayer:
     """Marks the decoder layers of the FFN role. Their forward takes and returns [tokens, hidden]."""
 
@@ -180,13 +213,15 @@ class _RoleModel(_Model):
     split: type
 
     def __init__(self, *, vllm_config: Any, prefix: str = "", **layer_class: type) -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix, **layer_class)
+        with _building() as whole:
+            super().__init__(vllm_config=vllm_config, prefix=prefix, **layer_class)
         from afd_runtime.link import prepare
 
         layers = tuple(find_layers(self, self.split))
         if not layers:
+            reason = "; ".join(["", *whole])
             raise NothingSplitError(
-                f"afd: {type(self).__name__} built no split layer; do: report this model to afd-compiler"
+                f"afd: {type(self).__name__} built no split layer{reason}; do: report this model to afd-compiler"
             )
         prepare(vllm_config, wrapper=type(self), layers=layers)
 
@@ -246,6 +281,9 @@ class FFNModel(_RoleModel):
 
     def __init__(self, *, vllm_config: Any, prefix: str = "", **layer_class: type) -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix, **layer_class)
+        from afd_runtime.surroundings import drop_surroundings
+
+        drop_surroundings(self)
         model_config = vllm_config.model_config
         self.afd_hidden_size: int = model_config.get_hidden_size()
         self.afd_dtype: torch.dtype = model_config.dtype

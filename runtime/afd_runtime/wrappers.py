@@ -18,6 +18,7 @@ logger = init_logger(__name__)
 
 ALLOW_UNVERIFIED = "AFD_ALLOW_UNVERIFIED"
 """Environment variable: "1" lets a wrapper without a complete verdict serve."""
+ROLES = ("attention", "ffn")
 ALIASES = "AFD_ALIASES"
 """Environment variable: JSON of alias architectures to "module:class"; child processes inherit it."""
 
@@ -51,10 +52,20 @@ def alias_of(role: str, architecture: str) -> str:
 
 def native_of(architecture: str) -> str:
     """The native name of an architecture, which may be an alias already."""
-    for role in ("attention", "ffn"):
+    for role in ROLES:
         if architecture.startswith(_prefix(role)):
             return architecture.removeprefix(_prefix(role))
     return architecture
+
+
+def role_alias(role: str, native: str) -> str:
+    """The name that vLLM's registry now knows the role's part of an architecture by; raise `WrapperError` as below."""
+    wrapper = find_wrapper(native, _platform_name())
+    alias = alias_of(role, native)
+    if alias not in inherited_aliases():
+        logger.info("afd: role %s serves %s as %s from %s", role, native, alias, wrapper.module)
+    register_aliases({alias_of(each, native): f"{wrapper.module}:{getattr(wrapper.roles, each)}" for each in ROLES})
+    return alias
 
 
 def find_wrapper(architecture: str, platform: str) -> Wrapper:
@@ -175,6 +186,12 @@ def _export_folder(folder: Path) -> None:
         os.environ[compiled.FOLDERS] = os.pathsep.join(filter(None, (known, str(folder))))
     if str(folder) not in compiled.__path__:
         compiled.__path__.append(str(folder))
+
+
+def _platform_name() -> str:
+    from vllm.platforms import current_platform
+
+    return "rocm" if current_platform.is_rocm() else str(current_platform.device_type)
 
 
 def _prefix(role: str) -> str:

@@ -78,3 +78,9 @@ def test_names_are_followed_through_star_imports_and_cycles_end(tiny_tree: Calla
     symbols = Symbols(tree, "cpu")
     assert (str(found := symbols.resolve("vllm.a", "Other")), found.kind) == ("vllm.c.Thing", SymbolKind.CLASS)
     assert symbols.resolve("vllm.a", "loop").kind is SymbolKind.UNKNOWN
+
+
+def test_a_class_that_derives_from_an_import_of_its_own_name(tiny_tree: Callable[..., SourceTree]) -> None:
+    files = {"vllm/a.py": "from vllm.c import Thing\nclass Thing(Thing): ...\n", "vllm/c.py": "class Thing: ...\n"}
+    symbols = Symbols(tiny_tree(**files), "cpu")
+    assert list(map(str, symbols.bases(symbols.resolve("vllm.a", "Thing")))) == ["vllm.c.Thing"]

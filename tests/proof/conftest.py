@@ -25,13 +25,15 @@ def vllm_of_one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state
     from vllm.model_executor.models import deepseek_v2 as upstream
+    from vllm.model_executor.models import kimi_vl
     from vllm.model_executor.models.registry import ModelRegistry
 
-    from tests.proof.families import FAMILIES
+    from tests.proof.families import AROUND, FAMILIES
 
     registered = dict(ModelRegistry.models)
     for family in FAMILIES:
         ModelRegistry.register_model(family.architecture, getattr(upstream, family.architecture))
+    ModelRegistry.register_model(AROUND.architecture, kimi_vl.KimiVLForConditionalGeneration)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     # vLLM's bf16 attention kernel uses AMX where the CPU has it, once a process has asked Linux for it.

@@ -115,6 +115,35 @@ FAMILIES = (
     Family("v3-without-mla", "DeepseekV3ForCausalLM", "DeepseekV2Attention", _V3),
 )
 
+IMAGE_TOKEN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Around(Family):
+    """A vision-language model around one of the family."""
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "architectures": [self.architecture],
+            "model_type": "kimi_vl",
+            "text_config": {**Family.config(self), "architectures": None},
+            "vision_config": {
+                "model_type": "moonvit",
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 2,
+                "patch_size": 14,
+                "init_pos_emb_height": 8,
+                "init_pos_emb_width": 8,
+                "merge_kernel_size": [2, 2],
+            },
+            "media_placeholder_token_id": IMAGE_TOKEN,
+        }
+
+
+AROUND = Around("kimi-vl", "KimiVLForConditionalGeneration", "DeepseekV2MLAAttention", {})
+
 
 def write_config(folder: Path, family: Family) -> Path:
     folder.mkdir(parents=True, exist_ok=True)

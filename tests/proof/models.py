@@ -33,7 +33,7 @@ class Built:
     model: Any
 
     def layer(self, index: int) -> Any:
-        return self.model.model.layers[index]
+        return getattr(self.model, "language_model", self.model).model.layers[index]
 
 
 def build(family: Family, folder: Path, dtype: torch.dtype, role: Role | None = None) -> Built:

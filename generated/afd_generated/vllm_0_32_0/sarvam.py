@@ -16,6 +16,8 @@ from vllm.model_executor.models import sarvam
 class RemoteMlp(RemoteFFN):
     """`mlp` on the attention role: upstream's own call of it becomes an exchange with the FFN role."""
 
+    experts = num_experts = config = None
+
     def forward(self, hidden_states):
         return self.exchange(hidden_states)
 
@@ -53,8 +55,8 @@ class FFNSarvamMLABlock(FFNLayer, sarvam.SarvamMLABlock):
 class AttentionRole(AttentionModel):
     def __init__(self, *, vllm_config, prefix=""):
         with (
-            bind(upstream, BailingMoeBlock=AttentionBailingMoeBlock),
-            bind(sarvam, SarvamMLABlock=AttentionSarvamMLABlock),
+            bind(upstream, BailingMoE=RemoteMlp, BailingMoeBlock=AttentionBailingMoeBlock),
+            bind(sarvam, SarvamMLABlock=AttentionSarvamMLABlock, SarvamMLAMoE=RemoteMlp),
         ):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
 
