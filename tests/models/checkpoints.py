@@ -242,7 +242,7 @@ FAMILIES = (
             "moe_layer_freq": [0, *[1] * (SIZE.layers - 1)],
             "layernorm_epsilon": 1e-6,
             "swa_num_attention_heads": SIZE.heads,
-            "swa_num_key_value_heads": 2,
+            "swa_num_key_value_heads": 4,
             "swa_head_dim": 80,
             "swa_v_head_dim": 80,
             "sliding_window_size": WINDOW,
