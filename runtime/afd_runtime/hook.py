@@ -53,12 +53,20 @@ def _become_ffn(vllm_config: Any) -> None:
             f"but worker_cls is {parallel.worker_cls!r}; start without --worker-cls"
         )
     parallel.worker_cls = FFN_WORKER
-    # A model without attention has no KV cache group, and the prefix cache asserts that there is one.
-    vllm_config.cache_config.enable_prefix_caching = False
+    _without_prefix_cache(vllm_config.cache_config)
     if (multimodal := getattr(vllm_config.model_config, "multimodal_config", None)) is not None:
         # Images and the like are Attention's: no tower is built, and none is run when memory is measured.
         multimodal.language_model_only = True
     _refuse_requests(vllm_config)
+
+
+def _without_prefix_cache(cache_config: Any) -> None:
+    """A model without attention has no KV cache group, and the prefix cache asserts that there is one."""
+    cache_config.enable_prefix_caching = False
+    # vLLM derived these from a prefix cache before, for a model with recurrent layers, and refuses them without one.
+    if getattr(cache_config, "mamba_block_size", None) is not None:
+        cache_config.mamba_block_size = None
+        cache_config.mamba_cache_mode = "none"
 
 
 def _refuse_requests(vllm_config: Any) -> None:

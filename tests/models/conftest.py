@@ -7,7 +7,7 @@ import pytest
 
 from demo.checkpoint import count_parameters
 from tests.e2e.deployment import EAGER_AT_ONCE, Deployment, deploy
-from tests.models.checkpoints import FAMILIES, Family, write_checkpoint
+from tests.models.checkpoints import BROKEN, FAMILIES, Family, write_checkpoint
 
 QUICK = frozenset({"qwen3_moe", "gpt_oss"})
 """Families that `make test` serves beside the end-to-end tests' DeepSeek-V2."""
@@ -15,7 +15,10 @@ QUICK = frozenset({"qwen3_moe", "gpt_oss"})
 
 def families() -> Iterator[object]:
     for family in FAMILIES:
-        yield pytest.param(family, id=family.name, marks=() if family.name in QUICK else pytest.mark.slow)
+        marks = [] if family.name in QUICK else [pytest.mark.slow]
+        if reason := BROKEN.get(family.name):
+            marks.append(pytest.mark.skip(reason=reason))
+        yield pytest.param(family, id=family.name, marks=marks)
 
 
 @pytest.fixture(scope="module", params=families())

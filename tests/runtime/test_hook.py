@@ -71,6 +71,17 @@ def test_ffn_brings_its_worker_and_refuses_requests() -> None:
     assert config.model_config.logits_processors == [hook.REFUSE_V1]
 
 
+def test_ffn_of_a_model_with_recurrent_layers_keeps_nothing_of_the_prefix_cache() -> None:
+    config = vllm_config("ffn")
+    config.cache_config = SimpleNamespace(enable_prefix_caching=True, mamba_block_size=128, mamba_cache_mode="align")
+    hook.apply_afd(config)
+    assert vars(config.cache_config) == {
+        "enable_prefix_caching": False,
+        "mamba_block_size": None,
+        "mamba_cache_mode": "none",
+    }
+
+
 def test_ffn_on_the_v2_runner_refuses_with_its_kind_of_processor() -> None:
     config = vllm_config("ffn")
     config.v2_always = True
