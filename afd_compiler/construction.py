@@ -62,7 +62,8 @@ def find_settings(classes: FamilyClasses, symbols: Symbols, traces: Mapping[Laye
     read["attention"] |= dict.fromkeys(_passed_on(traces))
     problems: dict[Symbol, str] = {}
     by_constructor = {sandbox.cls(symbol).__init__: symbol for _, symbol in reversed(classes.architectures)}  # type: ignore[misc]
-    experts = {name.name for layer in classes.layers for name in layer.expert_names} | {*MODULE_FACTORIES, REGISTERED}
+    known = (name for layer in classes.layers for name in layer.expert_names)
+    experts = {symbols.resolve(name.module, name.name).name for name in known} | {*MODULE_FACTORIES, REGISTERED}
     for start, symbol in product(_starts(traces), by_constructor.values()):
         for tracer, built in _tries(sandbox, sandbox.cls(symbol), start):
             if isinstance(built, str):

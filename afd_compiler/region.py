@@ -131,10 +131,11 @@ def _names(kept: list[ast.stmt], known: set[str]) -> tuple[tuple[str, ...], tupl
 
 
 def _calls(statements: list[ast.stmt], lines: frozenset[int]) -> Iterable[tuple[int, str]]:
-    for statement in statements:
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Call) and node.lineno in lines and ast.unparse(node.func).startswith("self."):
-                yield node.lineno, ast.unparse(node)
+    nodes = (node for statement in statements for node in ast.walk(statement))
+    calls = [node for node in nodes if isinstance(node, ast.Call) and node.lineno in lines]
+    of_submodules = [node for node in calls if ast.unparse(node.func).startswith("self.")]
+    for node in of_submodules or calls:  # a submodule can be called by another name
+        yield node.lineno, ast.unparse(node)
 
 
 def _no_form(file: str, line: int, saw: str) -> Refused:
