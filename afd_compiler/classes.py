@@ -124,7 +124,7 @@ def classify(spec: Spec, symbols: Symbols) -> FamilyClasses:
     here = {name: symbol for name, symbol in here.items() if symbol in outer}
     around = list(dict.fromkeys(ancestor for cls in outer for ancestor in built.lineage(cls)))
     lineages = [*around, *(ancestor for layer in layers for ancestor in built.lineage(layer))]
-    modules = {cls.module for cls in lineages if symbols.is_module_class(cls)}
+    modules = {cls.module for cls in lineages if symbols.is_module_class(cls) or _has_code(cls)}
     first = (layers or roots)[0]
     opened = tuple(sorted(modules, key=lambda module: (module != first.module, module)))
     return FamilyClasses(
@@ -142,6 +142,11 @@ def classify(spec: Spec, symbols: Symbols) -> FamilyClasses:
         opened=opened,
         model_modules=_model_modules(built, outer, {*outer, *layers}),
     )
+
+
+def _has_code(mixin: Symbol) -> bool:
+    """Whether what is no module, but mixed into one, does some of its work; vLLM's interfaces only say what it can."""
+    return is_model_class(mixin) and not mixin.module.rpartition(".")[2].startswith("interfaces")
 
 
 def file_of(module: str) -> str:

@@ -30,6 +30,7 @@ from afd_compiler.diagnostics import RefusalKind, Refused
 from afd_compiler.region import Region, region_of
 from afd_compiler.sides import Cut, Moved, cut_of, sides_of
 from afd_compiler.trace import Trace
+from afd_compiler.tracer import TORCH_MODULES
 
 BOTH = "both"
 """Owner of a submodule that both roles build."""
@@ -128,9 +129,10 @@ def _partition(
 
 
 def _owners(traces: tuple[Trace, ...], moved: Moved) -> Iterator[tuple[str, str]]:
-    for name in dict.fromkeys(name.partition(".")[0] for trace in traces for name in trace.children):
-        yield name, "ffn" if name in moved.children else "attention"
-    children = (child for trace in traces for child in trace.children.values())
+    children = [child for trace in traces for child in trace.children.values()]
+    of_torch = {child.name for child in children if child.class_name.startswith(TORCH_MODULES)}
+    for name in dict.fromkeys(child.name.partition(".")[0] for child in children):
+        yield name, "ffn" if name in moved.children else BOTH if name in of_torch else "attention"
     kept = (child for child in children if child.name in moved.children and child not in moved)
     yield from dict.fromkeys((f"{child.name}={child.class_name}", "attention") for child in kept)
 

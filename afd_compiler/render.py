@@ -10,6 +10,7 @@ from rich.table import Table
 
 from afd_compiler.discover import Found
 from afd_compiler.outcome import Compiled, Outcome, Refusal
+from afd_compiler.partition import BOTH
 from afd_compiler.report import EmittedFile, diff_text, layer_entries, manifest_of
 from afd_compiler.source import SourceTree
 
@@ -41,12 +42,15 @@ def render_outcome(outcome: Outcome) -> None:
             table.add_row("cut", f"{item.file}:{line}  {call}")
         for value in record.cut:
             shape = f"[{', '.join(value.shape)}]".replace("[", r"\[")
-            table.add_row(value.direction, f"{value.name} {shape}, dtype of the {value.dtype}")
+            dtype = "dtype of the model" if value.dtype == "model" else "its own dtype"
+            table.add_row(value.direction, f"{value.name} {shape}, {dtype}")
         for check in record.checks:
             table.add_row("[green]proved[/]", f"{check.name}: {check.variants} variants")
     table.add_section()
-    for role in ("attention", "ffn"):
-        table.add_row(f"{role} owns", ", ".join(path for path, owner in manifest.owners.items() if owner == role))
+    for owner in dict.fromkeys(("attention", "ffn", *manifest.owners.values())):
+        table.add_row(
+            f"{owner} own{'s' * (owner != BOTH)}", ", ".join(p for p, o in manifest.owners.items() if o == owner)
+        )
     for check in manifest.checks:
         table.add_row("[green]proved[/]", f"{check.name}: {check.variants} variants")
     console.print(table)

@@ -29,6 +29,8 @@ REDUCES = "reduce_results"
 REDUCED, UNREDUCED = f"{REDUCES}=True", f"{REDUCES}=False"
 SKIPS = "skip_final_all_reduce"
 """What a fused MoE says of that argument when it is asked later."""
+TORCH_MODULES = "torch.nn."
+"""Where torch's own module classes are; they run as they are, and no name of upstream's can be bound for them."""
 SHAPE_QUESTIONS: frozenset[Any] = frozenset(
     {"shape", "ndim", "size", "dim", "numel", "dtype", "device", "is_contiguous"}
 )
@@ -169,6 +171,10 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
                 self.children[name] = Child(
                     name, tuple(members[identity]), kind, (*words, *direct, *self._set.get(kind, ())), location
                 )
+        for name, value in vars(root).get("_modules", {}).items():
+            if type(value).__module__.startswith(TORCH_MODULES) and getattr(value, "weight", None) is not None:
+                kind = f"{TORCH_MODULES}{type(value).__name__}"
+                self.children.setdefault(name, Child(name, (name,), kind, (), self.sandbox.here() or Location("?", 0)))
         for name in set_outside:
             if name in vars(root):
                 vars(root)[name] = self.create_proxy("get_attr", name, (), {})
