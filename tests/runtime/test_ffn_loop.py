@@ -16,7 +16,7 @@ from afd_runtime.connectors import make_connector
 from afd_runtime.connectors.base import Connector
 from afd_runtime.errors import AFDConfigError, HandshakeError, WireError
 from afd_runtime.ffn_loop import FFNLoop
-from afd_runtime.header import Header
+from afd_runtime.header import Extra, Header, describe
 from afd_runtime.split import FFNLayer
 
 FACTS = {"dtype": "torch.float32"}
@@ -25,11 +25,22 @@ POISON = -1.0
 
 
 class Layer(FFNLayer, nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = nn.Identity()
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 + 1
 
 
-class FailingLayer(FFNLayer, nn.Module):
+class HashedLayer(Layer):
+    extras = ("input_ids",)
+
+    def forward(self, x: torch.Tensor, input_ids: torch.Tensor | None) -> torch.Tensor:  # type: ignore[override]
+        return -x if input_ids is None else x + input_ids[:, None]
+
+
+class FailingLayer(Layer):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if (x == POISON).any():
             raise ArithmeticError("poison")
@@ -40,9 +51,13 @@ class Model(nn.Module):
     afd_hidden_size = HIDDEN
     afd_dtype = torch.float32
 
-    def __init__(self, layer: type[nn.Module]) -> None:
+    def __init__(self, layer: type[Layer]) -> None:
         super().__init__()
         self.layers = nn.ModuleList([layer() for _ in range(2)])
+        self.afd_extras = layer.extras
+
+    def usual_extras(self) -> tuple[Extra | None, ...]:
+        return tuple(Extra(torch.int32, 0) for _ in self.afd_extras)
 
 
 @pytest.fixture
@@ -65,7 +80,7 @@ Start = Callable[..., FFNLoop]
 def start(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     loops: list[FFNLoop] = []
 
-    def make(layer: type[nn.Module] = Layer, mode: CompilationMode = CompilationMode.NONE) -> FFNLoop:
+    def make(layer: type[Layer] = Layer, mode: CompilationMode = CompilationMode.NONE) -> FFNLoop:
         monkeypatch.setattr(link, "_prepared", link.Prepared(config_of("ffn", port), FACTS))
         monkeypatch.setattr(link, "_current", None)
         vllm_config = VllmConfig(compilation_config=CompilationConfig(mode=mode, backend="eager"))
@@ -86,10 +101,13 @@ def join(port: int, facts: dict[str, str] = FACTS) -> Connector:
     return connector
 
 
-def exchange(connector: Connector, sequence: int, x: torch.Tensor) -> torch.Tensor:
-    connector.send_header(Header(sequence, x.shape[0]).to_tensor())
+def exchange(connector: Connector, sequence: int, x: torch.Tensor, *extras: torch.Tensor | None) -> torch.Tensor:
+    told = tuple(describe(extra, x.shape[0]) for extra in extras)
+    connector.send_header(Header(sequence, x.shape[0], told).to_tensor())
     for layer in range(2):
-        connector.send(x, layer)
+        for value in (x, *extras):
+            if value is not None:
+                connector.send(value, layer)
         x = torch.empty_like(x)
         connector.recv(x, layer)
     return x
@@ -104,6 +122,19 @@ def test_steps_of_any_size_and_one_attention_after_another(start: Start, port: i
             x = torch.randn(tokens, HIDDEN)
             assert torch.equal(exchange(connector, sequence, x), (x * 2 + 1) * 2 + 1)
         connector.close()
+
+
+@pytest.mark.parametrize("mode", [CompilationMode.NONE, CompilationMode.DYNAMO_TRACE_ONCE])
+def test_what_goes_with_the_hidden_states_can_differ_from_step_to_step(
+    start: Start, port: int, mode: CompilationMode
+) -> None:
+    start(HashedLayer, mode)
+    connector = join(port)
+    x, ids = torch.randn(3, HIDDEN), torch.arange(3)
+    for sequence, dtype in enumerate((torch.int32, torch.int64, torch.int32)):
+        assert torch.equal(exchange(connector, 2 * sequence, x, ids.to(dtype)), x + ids[:, None] + ids[:, None])
+        assert torch.equal(exchange(connector, 2 * sequence + 1, x, None), x)
+    connector.close()
 
 
 def test_a_step_that_fails_closes_the_session_and_the_next_one_works(start: Start, port: int) -> None:

@@ -10,7 +10,19 @@ import torch
 from torch import nn
 
 from afd_runtime import link
-from afd_runtime.split import AttentionModel, FFNLayer, FFNModel, RemoteFFN, Unowned, bind, find_layers
+from afd_runtime.split import (
+    AttentionModel,
+    FFNLayer,
+    FFNModel,
+    Inert,
+    OutlinedLayer,
+    RemoteFFN,
+    RemoteSum,
+    Unowned,
+    bind,
+    find_layers,
+    owned,
+)  # fmt: skip
 
 upstream = ModuleType("upstream")
 
@@ -111,6 +123,56 @@ def test_bind_refuses_a_name_that_upstream_lacks() -> None:
     assert upstream.Mlp is Mlp
 
 
+def test_a_class_of_the_roles_own_is_built_with_native_names() -> None:
+    def build(width: int, reduce_results: bool = True) -> tuple[object, int, bool]:
+        return upstream.Mlp, width, reduce_results
+
+    vars(upstream).update(Block=build)
+    with bind(upstream, Mlp=Unowned, Block=Unowned):
+        assert owned(upstream, "Block")(4) == (Mlp, 4, True)
+        assert owned(upstream, "Block", reduce_results=True)(width=4, reduce_results=False) == (Mlp, 4, True)
+        assert upstream.Mlp is Unowned
+    del upstream.Block
+
+
+def test_what_is_set_inside_the_other_roles_module_goes_nowhere() -> None:
+    norm = Inert()
+    norm.reduce_results = False  # type: ignore[attr-defined]
+    assert not hasattr(norm.weight, "weight_loader")
+    norm.weight.weight_loader = print  # type: ignore[attr-defined]
+    assert not hasattr(norm.weight, "weight_loader")
+    with pytest.raises(TypeError) as error:
+        bool(norm)
+    assert str(error.value) == "afd: a part of a module that this role does not own was asked whether it is true"
+
+
+def test_a_sum_says_what_it_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "_current", link.Loopback())
+    whole, part = RemoteSum("x", reduce_results=True), RemoteSum(reduce_results=False)
+    assert (whole.moe_config.skip_final_all_reduce, whole.reduce_results) == (False, True)
+    assert (part.moe_config.skip_final_all_reduce, part.reduce_results) == (True, False)
+    assert whole.exchange(torch.ones(2, 8)).shape == (2, 8)  # asks for no rank: there may be no group of them
+
+
+def test_a_layer_without_an_ffn_does_not_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dense(FFNLayer, nn.Module):
+        shared = ("norm",)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.attn = nn.LayerNorm(2), nn.ModuleList([Unowned()])
+
+    assert not Dense().exchanges
+    assert FFNSide().exchanges
+    assert find_layers(nn.ModuleDict({"0": Dense(), "1": FFNSide()}), FFNLayer).keys() == {1}
+
+    class Bare(OutlinedLayer, nn.Module):
+        pass
+
+    x = torch.ones(2, 8)
+    assert Bare().exchange(x) is x
+
+
 def test_unowned_takes_anything_and_owns_nothing() -> None:
     assert list(Unowned(1, "a", key=object()).parameters()) == []
 
@@ -183,6 +245,19 @@ def test_the_dummy_run_of_the_ffn() -> None:
     assert torch.equal(hidden, torch.zeros(5, 8, dtype=torch.bfloat16))
     assert calls == [(5, 8)] * 3
     assert torch.equal(model.compute_logits(hidden[:2]), torch.zeros(2, 16, dtype=torch.bfloat16))
+
+
+def test_the_dummy_run_passes_what_goes_with_the_hidden_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def forward(self: Any, x: torch.Tensor, *extras: torch.Tensor | None) -> torch.Tensor:
+        seen.append([extra if extra is None else (extra.shape, extra.dtype) for extra in extras])
+        return x
+
+    monkeypatch.setattr(FFNSide, "extras", ("hidden", "input_ids", "mask"))
+    monkeypatch.setattr(FFNSide, "forward", forward)
+    FFNRole(vllm_config=FakeVllmConfig())(None, torch.arange(5))
+    assert seen == [[((5, 8), torch.bfloat16), ((5,), torch.int32), None]] * 3
 
 
 def test_an_error_of_upstream_while_loading_names_the_tensor() -> None:
