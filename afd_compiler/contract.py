@@ -60,9 +60,7 @@ def same_values(layer: LayerClass, traces: tuple[Trace, ...], cuts: list[Cut]) -
     ways = {(len(cut.sent), cut.inputs): trace for trace, cut in zip(traces, cuts, strict=True) if cut.ffn}
     if len(ways) > 1:
         shown = "; ".join(f"{count} ({', '.join(names)}) in {trace.name}" for (count, names), trace in ways.items())
-        raise cut_refused(
-            RefusalKind.CONTRACT, layer, layer.location, f"variants send different numbers of values: {shown}"
-        )
+        raise cut_refused(RefusalKind.CONTRACT, layer, layer.location, f"variants send different values: {shown}")
     ((_, inputs),) = ways
     return inputs
 
@@ -118,8 +116,12 @@ def unreduced_of(layer: LayerClass, traces: tuple[Trace, ...], moved: Moved, as_
 
 
 _TO_DO = {
-    RefusalKind.CONTRACT: "serve this family unsplit: one [tokens, hidden] tensor and inputs of the model can be sent",
-    RefusalKind.UNREDUCED: "serve this family unsplit: a partial sum is taken over the ranks only where it is made",
+    RefusalKind.CONTRACT: (
+        "serve this family unsplit: layers send what they call their FFN with, all alike, and get one tensor back"
+    ),
+    RefusalKind.UNREDUCED: (
+        "serve this family unsplit: the FFN role takes a sum only where a constructor's argument leaves it out"
+    ),
     RefusalKind.NO_BOUNDARY: "serve this family unsplit: its layers make no exchange",
 }
 

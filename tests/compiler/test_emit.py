@@ -161,4 +161,86 @@ def test_a_name_that_the_ffn_needs_itself_is_bound_around_it_only(compile_tiny: 
     experts = "        self.experts = FusedMoE(config.num_experts)\n"
     outcome = compile_tiny((experts, f"{experts}        self.norm = RMSNorm(config.size)\n"))
     assert isinstance(outcome, Compiled), outcome
-    assert "TinyMoE=owned(upstream.TinyMoE)" in outcome.text
+    assert 'TinyMoE=owned(upstream, "TinyMoE")' in outcome.text
+
+
+MASKED = (
+    ("self.ffn(hidden_states, scaled=True)", "self.ffn(hidden_states, mask=positions, scaled=True)"),
+    ("self.ffn(hidden_states)", "self.ffn(hidden_states, mask=positions)"),
+)
+
+
+def test_an_input_of_the_model_goes_with_the_hidden_states(compile_tiny: CompileTiny) -> None:
+    outcome = compile_tiny(*MASKED)
+    assert isinstance(outcome, Compiled), outcome
+    assert "#           attention->ffn: positions[tokens, ...] in its own dtype\n" in outcome.text
+    assert (
+        "    def forward(self, hidden_states, mask=None, scaled=False):\n"
+        "        return self.exchange(hidden_states, mask)\n"
+    ) in outcome.text
+    assert '    extras = ("positions",)\n' in outcome.text
+    assert "    def forward(self, hidden_states, positions):\n" in outcome.text
+
+
+def test_only_experts_move_where_dense_layers_send_less(compile_tiny: CompileTiny) -> None:
+    """Upstream asks for the class; on attention that is the stand-in's."""
+    flag, call = "        if self.flag:\n", "            hidden_states = self.ffn(hidden_states, positions)\n"
+    outcome = compile_tiny((flag, f"        if isinstance(self.ffn, TinyMoE):\n{call}        elif self.flag:\n"))
+    assert isinstance(outcome, Compiled), outcome
+    assert f"        if isinstance(self.ffn, RemoteFfn):\n{call}" in outcome.text
+    assert "with bind(upstream, TinyMoE=RemoteFfn):" in outcome.text
+    assert "TinyMLP=Unowned" in outcome.text
+    assert dict(outcome.layers[0].cut.owners)["ffn=TinyMLP"] == "attention"
+
+
+def test_a_sum_that_is_left_out_is_taken_by_the_ffn(compile_tiny: CompileTiny) -> None:
+    """Both values of the flag are variants: the stand-in gives parts exactly where upstream's FFN does."""
+    outcome = compile_tiny(
+        ("TinyMLP(config.size, prefix=", "TinyMLP(config.size, reduce_results=config.whole, prefix="),
+        ("if isinstance(self.ffn, TinyMLP) and hidden_states.dtype == torch.float16:", "if False:"),
+    )
+    assert isinstance(outcome, Compiled), outcome
+    assert "class RemoteFfn(RemoteSum):" in outcome.text
+    assert 'TinyMLP=owned(upstream, "TinyMLP", reduce_results=True),' in outcome.text
+    names = " ".join(outcome.layers[0].proof.variants)
+    assert len(outcome.layers[0].proof.variants) == 12, names
+
+
+def test_what_a_layer_sets_inside_its_attention(compile_tiny: CompileTiny) -> None:
+    init = "        self.norm1 = "
+    outcome = compile_tiny((init, f"        self.self_attn.out.reduce_results = False\n{init}"))
+    assert isinstance(outcome, Compiled), outcome
+    assert "class AbsentAttention(Unowned):\n    out = property(Inert)\n" in outcome.text
+    assert "TinyAttention=AbsentAttention" in outcome.text
+
+
+def test_a_norm_that_the_constructor_reads_is_on_both_roles(compile_tiny: CompileTiny) -> None:
+    norms = "        self.norm2 = RMSNorm(config.size)\n"
+    outcome = compile_tiny((norms, f"{norms}        vllm_config.warm_up(eps=self.norm1.eps)\n"))
+    assert isinstance(outcome, Compiled), outcome
+    assert 'RMSNorm=owned(upstream, "RMSNorm")' in outcome.text
+    assert '    shared = ("norm1", "norm2")\n' in outcome.text
+    assert dict(outcome.layers[0].cut.owners)["norm1"] == "both"
+
+
+def test_a_module_of_torchs_own_is_on_both_roles(compile_tiny: CompileTiny) -> None:
+    init, attention = "        self.norm1 = ", "        hidden_states = self.self_attn(positions, hidden_states)\n"
+    outcome = compile_tiny(
+        (init, f"        self.first = nn.LayerNorm(config.size)\n{init}"),
+        (attention, f"        hidden_states = self.first(hidden_states)\n{attention}"),
+    )
+    assert isinstance(outcome, Compiled), outcome
+    assert dict(outcome.layers[0].cut.owners)["first"] == "both"
+    assert '    shared = ("first",)\n' in outcome.text
+
+
+def test_an_attribute_that_the_model_sets_later_is_unknown(compile_tiny: CompileTiny) -> None:
+    init, norm = "        self.norm1 = ", "        self.norm = RMSNorm(vllm_config)\n"
+    outcome = compile_tiny(
+        (init, f"        self.last = False\n{init}"),
+        (norm, f"{norm}        for layer in self.layers:\n            layer.last = vllm_config.last\n"),
+        ("        return hidden_states, residual\n", "        return hidden_states, None if self.last else residual\n"),
+    )
+    assert isinstance(outcome, Compiled), outcome
+    assert len(outcome.layers[0].proof.variants) == 24
+    assert any("self.last" in name for name in outcome.layers[0].proof.variants)
