@@ -61,7 +61,8 @@ def compile_command(
         raise typer.Exit(USAGE) from error
     work = compile_families(chosen, tree, platform.value)
     hidden = not errors.is_terminal
-    outcomes = [*track(work, tree.release, total=len(chosen), console=errors, transient=True, disable=hidden)]
+    done = track(work, tree.release, total=len(chosen), console=errors, transient=True, disable=hidden)
+    outcomes = sorted(done, key=lambda outcome: chosen.index(outcome.origin.spec))
     proved = [outcome for outcome in outcomes if isinstance(outcome, Compiled)]
     files = list(dict.fromkeys(file for outcome in proved for file in files_of(outcome)))
     drift = drift_of(files, folder)
