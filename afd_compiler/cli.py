@@ -103,7 +103,8 @@ def _chosen(names: list[str], folder: Path, *, every: bool) -> list[Spec]:
 def _compiled(specs: list[Spec], tree: SourceTree, platform: str) -> list[Outcome]:
     work = compile_families(specs, tree, platform)
     hidden = not errors.is_terminal
-    return [*track(work, tree.release, total=len(specs), console=errors, transient=True, disable=hidden)]
+    done = track(work, tree.release, total=len(specs), console=errors, transient=True, disable=hidden)
+    return sorted(done, key=lambda outcome: specs.index(outcome.origin.spec))
 
 
 def _discover(names: list[str], tree: SourceTree, platform: str, folder: Path, *, as_json: bool) -> int:
