@@ -12,9 +12,10 @@ from torch import fx
 
 from afd_compiler.diagnostics import Location
 from afd_compiler.effects import forward_nodes, is_effect
+from afd_compiler.expressions import target_name
 from afd_compiler.sandbox import Leaf
 from afd_compiler.trace import Trace
-from afd_compiler.tracer import ACTIVATION_DTYPE, REDUCED, UNREDUCED, target_name
+from afd_compiler.tracer import ACTIVATION_DTYPE, REDUCED, UNREDUCED
 
 SEND, RECV = "afd_runtime.ops.send", "afd_runtime.ops.recv"
 PARTIAL_SUM = "afd_runtime.ops.partial_sum"

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from types import FunctionType, MethodType
 from typing import Any
 from unittest.mock import patch
 
@@ -19,7 +18,8 @@ import torch
 from torch import fx
 
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
-from afd_compiler.sandbox import ASKED_BUILTINS, Leaf, Sandbox, Stub
+from afd_compiler.expressions import Expressions
+from afd_compiler.sandbox import ASKED_BUILTINS, Sandbox, Stub
 from afd_compiler.symbols import platform_answer
 
 ACTIVATION_DTYPE = "dtype"
@@ -40,10 +40,6 @@ _QUESTIONS: Mapping[str, Callable[..., Any]] = {"is": operator.is_, "is not": op
 _UNPACK = dis.opmap["UNPACK_SEQUENCE"]
 _IN_PLACE = ("iadd", "isub", "imul", "itruediv", "iand", "ior", "imatmul", "ipow", "ifloordiv", "imod")
 IN_PLACE_OPERATORS = frozenset(getattr(operator, name) for name in _IN_PLACE) | {operator.setitem}
-_SYMBOLS = {
-    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "is_": "is", "is_not": "is not",
-    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**",
-}  # fmt: skip
 
 
 class Symbolic(fx.Proxy):
@@ -125,7 +121,7 @@ class Child:
     location: Location
 
 
-class LayerTracer(fx.proxy.GraphAppendingTracer):
+class LayerTracer(Expressions, fx.proxy.GraphAppendingTracer):
     """Records one run. `answers` are the decisions taken; a new question is answered yes, or refused."""
 
     def __init__(
@@ -226,7 +222,7 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         if isinstance(a, slice):
             return slice(self.create_arg(a.start), self.create_arg(a.stop), self.create_arg(a.step))
         if isinstance(a, torch.Tensor):
-            return self.create_node("get_attr", self._tensor_name(a), (), {})
+            return self.create_node("get_attr", self.tensor_name(a), (), {})
         return a
 
     def to_bool(self, obj: fx.Proxy) -> bool:
@@ -258,7 +254,7 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
             return self._render(_NEGATIONS[node.target], node), True
         return self.text(node), False
 
-    def _tensor_name(self, tensor: torch.Tensor) -> str:
+    def tensor_name(self, tensor: torch.Tensor) -> str:
         """The layer's name for a tensor that its `__init__` made."""
         tables = (vars(self._root), *(vars(self._root)[table] for table in ("_parameters", "_buffers")))
         held = (name for table in tables for name, value in table.items() if value is tensor)
@@ -387,62 +383,6 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         do = "serve this family unsplit: its forward cannot be followed symbolically here"
         return Refused(RefusalKind.UNTRACEABLE, at=at, name=name, saw=saw, do=do)
 
-    # Readable expressions: the names of decisions, and what constructor arguments are compared by.
-
-    def text(self, node: fx.Node) -> str:
-        """The expression that a node stands for, in upstream's own terms."""
-        if node not in self._texts:
-            self._texts[node] = self._render(node.target, node)
-        return self._texts[node]
-
-    def arguments_text(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
-        return ", ".join(self.argument_texts(args, kwargs))
-
-    def argument_texts(self, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Iterator[str]:
-        yield from (self.value_text(value) for value in args)
-        yield from (f"{name}={self.value_text(value)}" for name, value in kwargs.items())
-
-    def value_text(self, value: Any) -> str:
-        if isinstance(value, fx.Proxy):
-            return self.text(value.node)
-        if isinstance(value, fx.Node):
-            return self.text(value)
-        if isinstance(value, tuple | list):
-            inner = ", ".join(self.value_text(item) for item in value)
-            return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
-        if isinstance(value, dict):
-            return "{" + ", ".join(self.value_text(key) for key in value) + "}"
-        if isinstance(value, slice):
-            return ":".join("" if part is None else self.value_text(part) for part in (value.start, value.stop))
-        if isinstance(value, torch.Tensor):
-            return f"self.{self._tensor_name(value)}"
-        if isinstance(value, Leaf | torch.nn.Module):
-            return type(value).__name__
-        if isinstance(value, MethodType):
-            return f"self.{self.value_text(value.__self__)}.{value.__name__}"
-        if isinstance(value, type | FunctionType):
-            return value.__qualname__
-        return repr(value)
-
-    def _render(self, target: Any, node: fx.Node) -> str:
-        args = node.args
-        if node.op == "placeholder":
-            return str(target)
-        if node.op == "get_attr":
-            return f"self.{target}"
-        if node.op == "call_module":
-            return f"self.{target}({self.arguments_text(args, node.kwargs)})"
-        if node.op == "call_method":
-            return f"{self.value_text(args[0])}.{target}({self.arguments_text(args[1:], node.kwargs)})"
-        if target is getattr:
-            return f"{self.value_text(args[0])}.{args[1]}"
-        if target is operator.getitem:
-            return f"{self.value_text(args[0])}[{self.value_text(args[1])}]"
-        name = getattr(target, "__name__", str(target))
-        if name in _SYMBOLS and len(args) == 2:
-            return f"{self.value_text(args[0])} {_SYMBOLS[name]} {self.value_text(args[1])}"
-        return f"{target_name(target)}({self.arguments_text(args, node.kwargs)})"
-
 
 def _root(node: fx.Node) -> fx.Node:
     """Where a chain of attributes starts."""
@@ -453,12 +393,3 @@ def _root(node: fx.Node) -> fx.Node:
 
 def _set_directly(leaf: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(leaf).items() if name[0] != "_" and name != "training"}
-
-
-def target_name(target: Any) -> str:
-    """A call target as a person would write it."""
-    if isinstance(target, str):
-        return target
-    if isinstance(target, Stub):
-        return str(target.qualified_name)
-    return f"{getattr(target, '__module__', '') or ''}.{getattr(target, '__name__', target)}".lstrip(".")

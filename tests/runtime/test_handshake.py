@@ -43,3 +43,10 @@ def test_a_model_is_the_same_in_another_folder_and_under_an_alias() -> None:
     there = {"hidden_size": 128, "architectures": ["AFDFFNX"], "_name_or_path": "/b"}
     assert model_hash(here) == model_hash(there)
     assert model_hash(here) != model_hash({**here, "hidden_size": 256})
+
+
+def test_names_within_a_configuration_are_not_the_model() -> None:
+    """A role may have renamed the architecture of a model within the one that is served."""
+    one, other = ({"text_config": {"architectures": [name], "size": 1}} for name in ("Native", "AFDFFNNative"))
+    assert model_hash(one) == model_hash(other)
+    assert model_hash(one) != model_hash({"text_config": {"architectures": ["Native"], "size": 2}})

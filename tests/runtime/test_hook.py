@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from afd_runtime import hook
+from afd_runtime import hook, wrappers
 from afd_runtime.errors import AFDConfigError
 from afd_runtime.manifest import Roles
 from afd_runtime.workers import FFN_WORKER, platform_worker
@@ -43,9 +43,9 @@ def vllm_config(role: str, worker_cls: str = CPU_WORKER, architectures: list[str
 def aliases(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     registered: dict[str, str] = {}
     found = Wrapper("tiny", Roles(attention="AttentionTiny", ffn="FFNTiny"))
-    monkeypatch.setattr(hook, "find_wrapper", lambda architecture, platform: found)
-    monkeypatch.setattr(hook, "register_aliases", registered.update)
-    monkeypatch.setattr(hook, "_platform_name", lambda: "cpu")
+    monkeypatch.setattr(wrappers, "find_wrapper", lambda architecture, platform: found)
+    monkeypatch.setattr(wrappers, "register_aliases", registered.update)
+    monkeypatch.setattr(wrappers, "_platform_name", lambda: "cpu")
     return registered
 
 
@@ -137,3 +137,11 @@ def test_a_device_without_an_ffn_worker() -> None:
 @pytest.mark.parametrize("name", ["TinyForCausalLM", "AFDAttentionTinyForCausalLM", "AFDFFNTinyForCausalLM"])
 def test_the_native_name_behind_an_alias(name: str) -> None:
     assert native_of(name) == "TinyForCausalLM"
+
+
+@pytest.mark.parametrize(("role", "text_only"), [("attention", False), ("ffn", True)])
+def test_towers_are_attentions(role: str, text_only: bool) -> None:
+    config = vllm_config(role)
+    config.model_config.multimodal_config = SimpleNamespace(language_model_only=False)
+    hook.apply_afd(config)
+    assert config.model_config.multimodal_config.language_model_only is text_only

@@ -22,7 +22,8 @@ from afd_runtime.split import (
     bind,
     find_layers,
     owned,
-)  # fmt: skip
+)
+from afd_runtime.surroundings import drop_surroundings
 
 upstream = ModuleType("upstream")
 
@@ -265,3 +266,15 @@ def test_an_error_of_upstream_while_loading_names_the_tensor() -> None:
     with pytest.raises(KeyError) as error:
         model.load_weights([("layers.0.attn.surplus", torch.zeros(2))])
     assert error.value.__notes__ == ["afd: role attention was loading layers.0.attn.surplus"]
+
+
+def test_what_stands_around_the_ffns_layers_is_dropped_unless_a_layer_shares_it() -> None:
+    with bind(upstream, Layer=FFNSide):
+        model = Model(vllm_config=FakeVllmConfig())
+    layers = model.layers
+    model.tower, model.shared, model.plain = nn.ModuleList([Mlp(3)]), layers[0].mlp, nn.Identity()
+    drop_surroundings(model)
+    assert isinstance(model.tower, Unowned)
+    assert model.shared is layers[0].mlp
+    assert model.plain.__class__ is nn.Identity
+    assert {name for name, _ in model.named_parameters()} == {f"layers.{index}.mlp.weight" for index in range(3)}
