@@ -97,7 +97,7 @@ REFUSALS: dict[str, tuple[Edits, RefusalKind, str]] = {
     "a layer built under another name": (
         (("TinyDecoderLayer(vllm_config, prefix=prefix)", "vllm_config.layer_of(TinyDecoderLayer)"),),
         RefusalKind.CONSTRUCTION,
-        f"{FILE}:41: TinyModel.__init__: upstream's own constructor cannot be followed: TypeError: "
+        f"{FILE}:41: TinyForCausalLM.__init__: upstream's own constructor cannot be followed: TypeError: "
         f"afd_compiler.tracer.Symbolic is not a Module subclass ({FILE}:82) [construction]\n"
         "  do: serve this family unsplit: its constructors need what the other role owns",
     ),
