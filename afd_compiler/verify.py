@@ -96,7 +96,8 @@ def check_module(classes: FamilyClasses, sandbox: Sandbox, emitted: ModuleType, 
             if not issubclass(ours, sandbox.cls(symbol)):
                 raise AssertionError(f"the emitted {role} class of {symbol.name} does not derive from upstream's")
     for hazard in hazards_of(text, EMITTED_FILE, frozenset({"forward"})):
-        raise _not_capture_safe(classes.outer[-1].name, classes.location, f"{hazard.saw} ({hazard.at})")
+        name = (classes.layers or classes.outer)[0].name
+        raise _not_capture_safe(name, classes.location, f"{hazard.saw} ({hazard.at})")
 
 
 def _behaviour(trace: Trace) -> tuple[object, ...]:
