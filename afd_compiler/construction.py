@@ -126,7 +126,7 @@ def _sandbox(classes: FamilyClasses, symbols: Symbols) -> Sandbox:
         """Another model of the registry: opaque, and holds a layer of each role where the runtime is loaded."""
         model: torch.nn.Module = sandbox.leaf_class(REGISTERED)(vllm_config, prefix, hf_config, architectures)
         if emitted := sandbox.loaded(RUNTIME_MODULE):
-            ffn_layer = type("Layer", (emitted.FFNLayer, torch.nn.Module), {})
+            ffn_layer = type("Layer", (emitted.FFNLayer, torch.nn.Module), {"exchanges": True})
             model.layers = torch.nn.ModuleList([emitted.RemoteFFN(), ffn_layer()])
         return model
 

@@ -154,6 +154,6 @@ def test_an_architecture_that_builds_none_of_the_layers_is_refused(
     assert isinstance(outcome, Refusal)
     assert str(outcome.reason) == (
         "vllm/model_executor/models/tiny.py:41: Other.__init__: upstream's own constructor cannot be followed: "
-        "it builds no such layer on any path that was tried [construction]\n"
+        "it builds no layer with experts on any path that was tried [construction]\n"
         "  do: serve this family unsplit: its constructors need what the other role owns"
     )

@@ -3,12 +3,12 @@ from collections.abc import Callable
 
 from afd_compiler.classes import classify
 from afd_compiler.effects import forward_nodes, is_effect
+from afd_compiler.expressions import target_name
 from afd_compiler.sandbox import Sandbox
 from afd_compiler.source import SourceTree
 from afd_compiler.spec import Spec, load_spec
 from afd_compiler.symbols import Symbols
 from afd_compiler.trace import Trace, trace
-from afd_compiler.tracer import target_name
 
 from .conftest import TINY
 

@@ -22,6 +22,8 @@ class AttentionBailingMoeV25MultiTokenPredictorLayer(upstream.BailingMoeV25Multi
 
 
 class FFNBailingMoeV25MultiTokenPredictorLayer(FFNLayer, upstream.BailingMoeV25MultiTokenPredictorLayer):
+    shared = ("eh_proj",)
+
     def __init__(self, *args, **kwargs):
         with bind(upstream, BailingMTPSharedHead=Unowned, BailingMoeV25MLAAttention=Unowned, RMSNorm=Unowned):
             super().__init__(*args, **kwargs)

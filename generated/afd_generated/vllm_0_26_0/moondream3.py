@@ -22,6 +22,8 @@ class AttentionMoondream3DecoderLayer(upstream.Moondream3DecoderLayer):
 
 
 class FFNMoondream3DecoderLayer(FFNLayer, upstream.Moondream3DecoderLayer):
+    shared = ("ln",)
+
     def __init__(self, *args, **kwargs):
         with bind(upstream, Moondream3Attention=Unowned):
             super().__init__(*args, **kwargs)
