@@ -3,7 +3,7 @@
 # boundary  BailingMoeV25DecoderLayer.forward:880 self.mlp(hidden_states)
 # contract  attention->ffn: hidden_states[tokens, hidden] in the model's dtype
 #           ffn->attention: hidden_states[tokens, hidden] in the model's dtype
-# proved    8 variants, listed in bailing_moe_linear.boundary.txt
+# proved    16 variants, listed in bailing_moe_linear.boundary.txt
 from afd_runtime.split import AttentionModel, FFNLayer, FFNModel, RemoteFFN, Unowned, bind
 from vllm.model_executor.models import bailing_moe_linear as upstream
 

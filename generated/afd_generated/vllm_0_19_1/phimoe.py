@@ -22,6 +22,8 @@ class AttentionPhiMoEDecoderLayer(upstream.PhiMoEDecoderLayer):
 
 
 class FFNPhiMoEDecoderLayer(FFNLayer, upstream.PhiMoEDecoderLayer):
+    shared = ("input_layernorm", "post_attention_layernorm")
+
     def __init__(self, *args, **kwargs):
         with bind(upstream, PhiMoEAttention=Unowned):
             super().__init__(*args, **kwargs)
