@@ -20,6 +20,7 @@ from afd_compiler.report import header_lines
 from afd_compiler.sandbox import Sandbox
 from afd_compiler.source import SourceTree, sha256_of
 from afd_compiler.spec import Spec
+from afd_compiler.symbolic_torch import symbolic_torch
 from afd_compiler.symbols import Symbols
 from afd_compiler.trace import Trace, trace
 from afd_compiler.verify import Check, Proof, check_module, load_emitted, verify
@@ -35,7 +36,7 @@ def compile_among(spec: Spec, symbols: Symbols) -> Outcome:
     origin = Origin(spec, symbols.tree.release, symbols.platform, ())
     classes = None
     try:
-        with _few_collections():
+        with _one_collection(), symbolic_torch():
             classes = classify(spec, symbols)
             return _compile(_origin(spec, classes, symbols), classes, symbols)
     except Refused as reason:
@@ -43,14 +44,15 @@ def compile_among(spec: Spec, symbols: Symbols) -> Outcome:
 
 
 @contextmanager
-def _few_collections() -> Iterator[None]:
-    """Run the garbage collector rarely: over all those syntax trees and graphs it takes half of the time."""
-    before = gc.get_threshold()
-    gc.set_threshold(200_000, 20, 20)
+def _one_collection() -> Iterator[None]:
+    """Collect garbage only after a family: among syntax trees and graphs the collector takes half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        if was_enabled:
+            gc.enable()
 
 
 def _origin(spec: Spec, classes: FamilyClasses, symbols: Symbols) -> Origin:
@@ -107,11 +109,32 @@ def _prove(
     settings: Settings,
     chosen: tuple[LayerCut, ...],
 ) -> Compiled:
-    text, tried = _emit(origin, classes, sandbox.symbols, traces, settings, chosen)
+    # Upstream's constructors are told what they read off the experts where they fail without.
+    for told in dict.fromkeys(((), settings.read)):
+        try:
+            return _prove_text(origin, classes, sandbox, traces, settings, chosen, told)
+        except Refused as reason:
+            refused = reason
+    raise refused
+
+
+def _prove_text(
+    origin: Origin,
+    classes: FamilyClasses,
+    sandbox: Sandbox,
+    traces: dict[LayerClass, tuple[Trace, ...]],
+    settings: Settings,
+    chosen: tuple[LayerCut, ...],
+    told: tuple[str, ...],
+) -> Compiled:
+    count = sum(map(len, traces.values()))
+    header = tuple(header_lines(origin, [(item.layer, item.cut) for item in chosen], count))
+    text = emit(classes, chosen, told, header)
     emitted = load_emitted(sandbox, text)
     check_module(classes, sandbox, emitted, text)
     proofs = [verify(item.layer, item.cut, traces[item.layer], sandbox, emitted) for item in chosen]
-    count = sum(map(len, traces.values()))
+    # Last, since it takes longest.
+    tried = check_construction(classes, sandbox.symbols, settings, lambda other: load_emitted(other, text))
     detail = f"both roles' whole models are built as upstream's; tried in {tried} settings"
     return Compiled(
         origin,
@@ -120,26 +143,6 @@ def _prove(
         Check("construction", count, detail),
         text,
     )
-
-
-def _emit(
-    origin: Origin,
-    classes: FamilyClasses,
-    symbols: Symbols,
-    traces: dict[LayerClass, tuple[Trace, ...]],
-    settings: Settings,
-    chosen: tuple[LayerCut, ...],
-) -> tuple[str, int]:
-    """The text whose models can be built; upstream's constructors are told what they read off experts if they must."""
-    header = tuple(header_lines(origin, [(item.layer, item.cut) for item in chosen], sum(map(len, traces.values()))))
-    text = emit(classes, chosen, (), header)
-    try:
-        return text, check_construction(classes, symbols, settings, lambda other: load_emitted(other, text))
-    except Refused:
-        if not settings.read:
-            raise
-        told = emit(classes, chosen, settings.read, header)
-        return told, check_construction(classes, symbols, settings, lambda other: load_emitted(other, told))
 
 
 def _compiled_layer(item: LayerCut, proof: Proof) -> CompiledLayer:

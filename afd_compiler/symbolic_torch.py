@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 from unittest.mock import patch
 
@@ -13,28 +14,51 @@ from afd_compiler.tracer import LayerTracer
 
 _FACTORIES = ("empty", "zeros", "ones", "full", "arange", "tensor", "rand", "randn")
 """Functions of torch that take no tensor, and so never ask one."""
+_RUNNING: ContextVar[LayerTracer | None] = ContextVar("running", default=None)
 
 
 @contextmanager
-def symbolic_torch(tracer: LayerTracer) -> Iterator[None]:
+def recorded_by(tracer: LayerTracer) -> Iterator[None]:
     """Let torch's own functions and modules take symbolic sizes, and values in the place of submodules."""
+    before = _RUNNING.set(tracer)
+    try:
+        with symbolic_torch():
+            yield
+    finally:
+        _RUNNING.reset(before)
 
-    def recorded(function: Callable[..., Any], always: bool = False) -> Callable[..., Any]:
-        def record(*args: Any, **kwargs: Any) -> Any:
-            if always or any(tracer.is_symbolic(leaf) for leaf in tree_leaves((args, kwargs))):
-                return tracer.create_proxy("call_function", function, args, kwargs)
-            return function(*args, **kwargs)
 
-        return record
-
+@contextmanager
+def symbolic_torch() -> Iterator[None]:
+    """Prepare torch for `recorded_by`, once for many traces: to patch nn.Module takes longer than a short trace."""
+    if torch.nn.Module.__setattr__ is _set_member:
+        yield
+        return
     with ExitStack() as patches:
         for name in _FACTORIES:
-            patches.enter_context(patch.object(torch, name, recorded(getattr(torch, name))))
+            patches.enter_context(patch.object(torch, name, _recorded(getattr(torch, name))))
         for name in ("Stream", "Event"):
-            patches.enter_context(patch.object(torch.cuda, name, recorded(getattr(torch.cuda, name), always=True)))
+            patches.enter_context(patch.object(torch.cuda, name, _recorded(getattr(torch.cuda, name), always=True)))
         patches.enter_context(patch.object(torch.nn.Module, "__setattr__", _set_member))
-        patches.enter_context(patch.object(torch.nn.Module, "to", lambda self, *_, **__: self))
+        patches.enter_context(patch.object(torch.nn.Module, "to", _to))
         yield
+
+
+def _recorded(function: Callable[..., Any], always: bool = False) -> Callable[..., Any]:
+    def record(*args: Any, **kwargs: Any) -> Any:
+        tracer = _RUNNING.get()
+        if tracer and (always or any(tracer.is_symbolic(leaf) for leaf in tree_leaves((args, kwargs)))):
+            return tracer.create_proxy("call_function", function, args, kwargs)
+        return function(*args, **kwargs)
+
+    return record
+
+
+_to_natively = torch.nn.Module.to
+
+
+def _to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    return self if _RUNNING.get() else _to_natively(self, *args, **kwargs)
 
 
 _set_natively = torch.nn.Module.__setattr__

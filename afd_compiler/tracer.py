@@ -111,6 +111,20 @@ class Child:
     location: Location
 
 
+class _Graph(fx.Graph):
+    """fx's graph, whose own way to add a node spends most of its time on a pretty name and a look at all arguments."""
+
+    def create_node(
+        self, op: str, target: Any, args: Any = None, kwargs: Any = None, name: Any = None, type_expr: Any = None
+    ) -> fx.Node:
+        name = f"{getattr(target, '__name__', target)}_{self._len}"
+        node = fx.Node(self, name, op, target, args or (), kwargs or {}, type_expr)
+        self._insert(node)
+        self._find_nodes_lookup_table.insert(node)
+        self._len += 1
+        return node
+
+
 class LayerTracer(fx.proxy.GraphAppendingTracer):
     """Records one run. `answers` are the decisions taken; a new question is answered yes, or refused."""
 
@@ -123,7 +137,7 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         forks: bool,
         received: bool = False,
     ) -> None:
-        super().__init__(fx.Graph())
+        super().__init__(_Graph())
         self.sandbox, self.entered, self.forks, self.received = sandbox, entered, forks, received
         self.answers = dict(answers)
         self.asked: dict[str, bool] = {}
@@ -180,8 +194,8 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
     def proxy(self, node: fx.Node) -> Symbolic:
         return Symbolic(node, self)
 
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        node = super().create_node(*args, **kwargs)
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any) -> fx.Node:
+        node = self.graph.create_node(kind, target, args, kwargs)
         self.locations[node] = self.sandbox.here() or Location("<inputs>", 0)
         return node
 
