@@ -39,6 +39,7 @@ def symbolic_torch() -> Iterator[None]:
             patches.enter_context(patch.object(torch, name, _recorded(getattr(torch, name))))
         for name in ("Stream", "Event"):
             patches.enter_context(patch.object(torch.cuda, name, _recorded(getattr(torch.cuda, name), always=True)))
+        patches.enter_context(patch.object(torch, "compile", _uncompiled))
         patches.enter_context(patch.object(torch.nn.Module, "__setattr__", _set_member))
         patches.enter_context(patch.object(torch.nn.Module, "to", _to))
         yield
@@ -52,6 +53,11 @@ def _recorded(function: Callable[..., Any], always: bool = False) -> Callable[..
         return function(*args, **kwargs)
 
     return record
+
+
+def _uncompiled(function: Any = None, **_: Any) -> Any:
+    """`torch.compile` as the decorator that it is for traced source, without its compiler, which loads for seconds."""
+    return (lambda decorated: decorated) if function is None else function
 
 
 _to_natively = torch.nn.Module.to
