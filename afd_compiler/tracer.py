@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
+from afd_compiler.light_graph import LightGraph
 from afd_compiler.sandbox import ASKED_BUILTINS, Leaf, Sandbox, Stub
 from afd_compiler.symbols import platform_answer
 
@@ -111,20 +112,6 @@ class Child:
     location: Location
 
 
-class _Graph(fx.Graph):
-    """fx's graph, whose own way to add a node spends most of its time on a pretty name and a look at all arguments."""
-
-    def create_node(
-        self, op: str, target: Any, args: Any = None, kwargs: Any = None, name: Any = None, type_expr: Any = None
-    ) -> fx.Node:
-        name = f"{getattr(target, '__name__', target)}_{self._len}"
-        node = fx.Node(self, name, op, target, args or (), kwargs or {}, type_expr)
-        self._insert(node)
-        self._find_nodes_lookup_table.insert(node)
-        self._len += 1
-        return node
-
-
 class LayerTracer(fx.proxy.GraphAppendingTracer):
     """Records one run. `answers` are the decisions taken; a new question is answered yes, or refused."""
 
@@ -137,7 +124,7 @@ class LayerTracer(fx.proxy.GraphAppendingTracer):
         forks: bool,
         received: bool = False,
     ) -> None:
-        super().__init__(_Graph())
+        super().__init__(LightGraph())
         self.sandbox, self.entered, self.forks, self.received = sandbox, entered, forks, received
         self.answers = dict(answers)
         self.asked: dict[str, bool] = {}
