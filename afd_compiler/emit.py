@@ -14,10 +14,11 @@ No `__init__` of upstream's is copied. The text is formatted by ruff and depends
 import ast
 import re
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+
+from ruff import find_ruff_bin
 
 from afd_compiler import names
 from afd_compiler.classes import FamilyClasses, LayerClass
@@ -277,5 +278,5 @@ def _indented(text: str) -> str:
 
 
 def _formatted(text: str) -> str:
-    command = [sys.executable, "-m", "ruff", "format", "--isolated", "--line-length", str(LINE_LENGTH), "-"]
+    command = [find_ruff_bin(), "format", "--isolated", "--line-length", str(LINE_LENGTH), "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout

@@ -20,6 +20,7 @@ from afd_compiler.report import header_lines
 from afd_compiler.sandbox import Sandbox
 from afd_compiler.source import SourceTree, sha256_of
 from afd_compiler.spec import Spec
+from afd_compiler.symbolic_torch import symbolic_torch
 from afd_compiler.symbols import Symbols
 from afd_compiler.trace import Trace, trace
 from afd_compiler.verify import Check, Proof, check_module, load_emitted, verify
@@ -35,7 +36,7 @@ def compile_among(spec: Spec, symbols: Symbols) -> Outcome:
     origin = Origin(spec, symbols.tree.release, symbols.platform, ())
     classes = None
     try:
-        with _few_collections():
+        with _one_collection(), symbolic_torch():
             classes = classify(spec, symbols)
             return _compile(_origin(spec, classes, symbols), classes, symbols)
     except Refused as reason:
@@ -43,14 +44,15 @@ def compile_among(spec: Spec, symbols: Symbols) -> Outcome:
 
 
 @contextmanager
-def _few_collections() -> Iterator[None]:
-    """Run the garbage collector rarely: over all those syntax trees and graphs it takes half of the time."""
-    before = gc.get_threshold()
-    gc.set_threshold(200_000, 20, 20)
+def _one_collection() -> Iterator[None]:
+    """Collect garbage only after a family: among syntax trees and graphs the collector takes half of the time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        if was_enabled:
+            gc.enable()
 
 
 def _origin(spec: Spec, classes: FamilyClasses, symbols: Symbols) -> Origin:
@@ -130,10 +132,11 @@ def _prove_told(
     count = sum(map(len, traces.values())) or len(settings.found)
     header = tuple(header_lines(origin, [(item.layer, item.cut) for item in chosen], count))
     text = emit(classes, chosen, told, header)
-    tried = check_construction(classes, sandbox.symbols, settings, lambda other: load_emitted(other, text))
     emitted = load_emitted(sandbox, text)
     check_module(classes, sandbox, emitted, text)
     proofs = [verify(item.layer, item.cut, traces[item.layer], sandbox, emitted) for item in chosen]
+    # Last, since it takes longest.
+    tried = check_construction(classes, sandbox.symbols, settings, lambda other: load_emitted(other, text))
     detail = f"both roles' whole models are built as upstream's; tried in {tried} settings"
     return Compiled(
         origin,

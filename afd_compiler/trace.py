@@ -19,7 +19,7 @@ from torch import fx
 from afd_compiler.classes import LayerClass
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
 from afd_compiler.sandbox import Sandbox
-from afd_compiler.symbolic_torch import symbolic_torch
+from afd_compiler.symbolic_torch import recorded_by
 from afd_compiler.tracer import UNREDUCED, Child, LayerTracer
 
 MOST_PATHS = 2000
@@ -175,7 +175,7 @@ class UpstreamRaised(Exception):
 def tracing(sandbox: Sandbox, tracer: LayerTracer, name: str) -> Iterator[None]:
     sandbox.tracer = tracer
     try:
-        with symbolic_torch(tracer):
+        with recorded_by(tracer):
             yield
     except Refused:
         raise

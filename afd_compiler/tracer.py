@@ -19,6 +19,7 @@ from torch import fx
 
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
 from afd_compiler.expressions import Expressions
+from afd_compiler.light_graph import LightGraph
 from afd_compiler.sandbox import ASKED_BUILTINS, Sandbox, Stub
 from afd_compiler.symbols import platform_answer
 
@@ -133,7 +134,7 @@ class LayerTracer(Expressions, fx.proxy.GraphAppendingTracer):
         forks: bool,
         received: bool = False,
     ) -> None:
-        super().__init__(fx.Graph())
+        super().__init__(LightGraph())
         self.sandbox, self.entered, self.forks, self.received = sandbox, entered, forks, received
         self._sent: fx.Node | None = None
         self.answers = dict(answers)
@@ -207,8 +208,8 @@ class LayerTracer(Expressions, fx.proxy.GraphAppendingTracer):
     def proxy(self, node: fx.Node) -> Symbolic:
         return Symbolic(node, self)
 
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        node = super().create_node(*args, **kwargs)
+    def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any) -> fx.Node:
+        node = self.graph.create_node(kind, target, args, kwargs)
         self.locations[node] = self.sandbox.here() or Location("<inputs>", 0)
         return node
 
