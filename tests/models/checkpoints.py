@@ -271,9 +271,8 @@ FAMILIES = (
     ),
 )
 
-_BY_CLASS = "upstream's constructor looks for the experts by their class, and the attention role has none"
 _OF_TORCH = "both roles build the norms that are of a class of torch's"
-BROKEN = {"glm4_moe_lite": _BY_CLASS, "sarvam_mla": _BY_CLASS, "dbrx": _OF_TORCH, "phimoe": _OF_TORCH}
+BROKEN = {"dbrx": _OF_TORCH, "phimoe": _OF_TORCH}
 """Families whose wrappers do not hold yet what their proof says, and why."""
 
 
