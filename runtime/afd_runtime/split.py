@@ -306,8 +306,8 @@ class FFNModel(_RoleModel):
         """Run each layer once on zeros, so that its memory is measured; return zeros [tokens, hidden]."""
         tokens = positions.shape[-1]
         zeros = positions.new_zeros((tokens, self.afd_hidden_size), dtype=self.afd_dtype)
+        usual = self.usual_extras()
         for layer in find_layers(self, FFNLayer).values():
-            usual = self.usual_extras()
             layer(zeros.clone(), *(e and positions.new_zeros(e.shape(tokens), dtype=e.dtype) for e in usual))
         return zeros
 
