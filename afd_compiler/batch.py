@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
 
+from afd_compiler.constructs import Constructs
 from afd_compiler.outcome import Outcome
 from afd_compiler.pipeline import compile_among
 from afd_compiler.source import SourceTree
@@ -27,11 +28,13 @@ def compile_families(specs: Sequence[Spec], tree: SourceTree, platform: str) -> 
 
 
 def _compile(spec: Spec, tree: SourceTree, platform: str) -> Outcome:
-    return compile_among(spec, _symbols(tree, platform))
+    return compile_among(spec, _lookup(tree, platform))
 
 
-_symbols = lru_cache(maxsize=1)(Symbols)
-"""Of this process."""
+@lru_cache(maxsize=1)
+def _lookup(tree: SourceTree, platform: str) -> Constructs:
+    """This process's."""
+    return Constructs(Symbols(tree, platform))
 
 
 def _length(spec: Spec, tree: SourceTree) -> int:

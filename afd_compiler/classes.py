@@ -7,8 +7,8 @@ attention and a mixture of experts, or a mixture of experts alone beside layers 
 """
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, lru_cache
 
 from afd_compiler.constructs import Constructs, GlobalName, defaults_of, is_model_class, self_attribute
 from afd_compiler.diagnostics import Location, RefusalKind, Refused
@@ -98,8 +98,9 @@ class FamilyClasses:
     """What model and causal LM build around the layers; all of that belongs to attention."""
 
 
-def classify(spec: Spec, symbols: Symbols) -> FamilyClasses:
+def classify(spec: Spec, built: Constructs) -> FamilyClasses:
     """Find the decoder layers behind the spec's architectures; raise `Refused` where there are none."""
+    symbols = built.symbols
     registered = registry(symbols)
     found = {name: symbols.resolve(*registered[name]) if name in registered else None for name in spec.architectures}
     here = {name: symbol for name, symbol in found.items() if symbol and is_in(symbol, spec.module)}
@@ -112,7 +113,6 @@ def classify(spec: Spec, symbols: Symbols) -> FamilyClasses:
             saw=f"vLLM {symbols.tree.release} for {symbols.platform} has {places}",
             do="correct `module` or `architectures` in the spec, or choose another platform",
         )
-    built = Constructs(symbols)
     roots = list(dict.fromkeys(here.values()))
     reached = built.reachable(roots)
     around_registered = [cls for cls in reached if wraps_registered(built, cls)]
@@ -154,6 +154,7 @@ def file_of(module: str) -> str:
     return module.replace(".", "/") + ".py"
 
 
+@lru_cache(maxsize=1)
 def registry(symbols: Symbols) -> dict[str, tuple[str, str]]:
     """Architecture -> (module, class), as vLLM's model registry has it."""
     index = symbols.index(REGISTRY)
@@ -238,11 +239,19 @@ def _layer(built: Constructs, layer: Symbol, around: list[Symbol], opened: tuple
     )
 
 
-def _set_on_others(node: ast.ClassDef) -> Iterator[str]:
+@cache
+def _set_on_others(node: ast.ClassDef) -> list[str]:
+    found = []
     for statement in ast.walk(node):
         match statement:
             case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=owner), attr=name)]) if owner != "self":
-                yield name
+                found.append(name)
+    return found
+
+
+@cache
+def _calls_in(node: ast.ClassDef) -> list[ast.Call]:
+    return [call for call in ast.walk(node) if isinstance(call, ast.Call)]
 
 
 def _inner_names(built: Constructs, names: tuple[GlobalName, ...]) -> frozenset[GlobalName]:
@@ -258,9 +267,9 @@ def _arguments(built: Constructs, layer: Symbol, around: list[Symbol]) -> tuple[
     parameters = [argument.arg for argument in (*arguments.args[1:], *arguments.kwonlyargs)]
     passed: dict[str, None] = {}
     for cls in around:
-        for node in ast.walk(built.node(cls)):
-            if isinstance(node, ast.Call) and _calls(built, node, cls, layer):
-                given = [*parameters[: len(node.args)], *(word.arg for word in node.keywords if word.arg)]
+        for call in _calls_in(built.node(cls)):
+            if _calls(built, call, cls, layer):
+                given = [*parameters[: len(call.args)], *(word.arg for word in call.keywords if word.arg)]
                 passed |= dict.fromkeys(given)
     return tuple(name for name in parameters if name in (passed or parameters))
 

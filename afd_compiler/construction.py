@@ -3,7 +3,8 @@
 Upstream's causal LM and model constructors are executed symbolically, upstream's own and then the emitted roles' under
 the same answers, with one layer of each kind standing for all of them; a registered model that they are built around is
 one layer, which the role's wrapper of that model splits. The layer's own questions are answered as in one
-variant for each kind of FFN; of the others `MOST_PATHS` combinations are tried.
+variant for each kind of layer; of the others `MOST_PATHS` combinations are tried for the first kind, since the code
+around layers seldom asks of which kind they are, and `FEW_PATHS` for each other one.
 """
 
 import re
@@ -24,7 +25,7 @@ from afd_compiler.trace import Trace, UpstreamRaised, other_paths, tracing
 from afd_compiler.tracer import LayerTracer
 from afd_compiler.verify import RUNTIME_MODULE
 
-MOST_PATHS, MOST_TRIES = 12, 40
+MOST_PATHS, FEW_PATHS, MOST_TRIES = 12, 4, 40
 REGISTERED = "RegisteredModel"
 PART_OF = "afd_runtime.parts.part_architectures"
 """What of the runtime turns the name of a registered model into that of a role's part of it."""
@@ -51,6 +52,8 @@ class Settings:
     found: tuple[Setting, ...]
     read: Mapping[str, tuple[str, ...]]
     """Role -> attributes of what it does not own: on attention of FFNs, on FFN of attentions."""
+    sandbox: Sandbox
+    """Where they were built."""
 
 
 def find_settings(classes: FamilyClasses, symbols: Symbols, traces: Mapping[LayerClass, tuple[Trace, ...]]) -> Settings:
@@ -64,8 +67,8 @@ def find_settings(classes: FamilyClasses, symbols: Symbols, traces: Mapping[Laye
     by_constructor = {sandbox.cls(symbol).__init__: symbol for _, symbol in reversed(classes.architectures)}  # type: ignore[misc]
     known = (name for layer in classes.layers for name in layer.expert_names)
     experts = {symbols.resolve(name.module, name.name).name for name in known} | {*MODULE_FACTORIES, REGISTERED}
-    for start, symbol in product(_starts(traces), by_constructor.values()):
-        for tracer, built in _tries(sandbox, sandbox.cls(symbol), start):
+    for (position, start), symbol in product(enumerate(_starts(traces)), by_constructor.values()):
+        for tracer, built in _tries(sandbox, sandbox.cls(symbol), start, FEW_PATHS if position else MOST_PATHS):
             if isinstance(built, str):
                 problems[symbol] = built
             elif any(isinstance(module, natives) for module in built.modules()):
@@ -78,16 +81,16 @@ def find_settings(classes: FamilyClasses, symbols: Symbols, traces: Mapping[Laye
         if symbol not in followed:
             problem = problems.get(symbol, "it builds no layer with experts on any path that was tried")
             raise _refused(classes, symbol.name, f"upstream's own constructor cannot be followed: {problem}")
-    return Settings(tuple(found), {role: tuple(attributes) for role, attributes in read.items()})
+    return Settings(tuple(found), {role: tuple(attributes) for role, attributes in read.items()}, sandbox)
 
 
-def _tries(sandbox: Sandbox, model: type, start: Mapping[str, bool]) -> Iterator[tuple[LayerTracer, Any]]:
-    """Upstream's model built on the first `MOST_PATHS` paths that succeed, from the answers of one; where a path fails,
-    what is wrong with it. What a path asked leads to the next, and the last that a failed one asked comes first."""
+def _tries(sandbox: Sandbox, model: type, start: Mapping[str, bool], most: int) -> Iterator[tuple[LayerTracer, Any]]:
+    """Upstream's model built on the first paths that succeed, from the answers of one; where a path fails, what is
+    wrong with it. What a path asked leads to the next, and the last that a failed one asked comes first."""
     pending = [dict(start)]
     succeeded = 0
     for _ in range(MOST_TRIES):
-        if not pending or succeeded == MOST_PATHS:
+        if not pending or succeeded == most:
             return
         answers = pending.pop(0)
         tracer = LayerTracer(sandbox, frozenset(), answers, forks=True)
@@ -104,19 +107,13 @@ def _tries(sandbox: Sandbox, model: type, start: Mapping[str, bool]) -> Iterator
         yield tracer, built
 
 
-def check_construction(
-    classes: FamilyClasses, symbols: Symbols, settings: Settings, load: Callable[[Sandbox], ModuleType]
-) -> int:
-    """Raise `Refused` where a role's constructor fails or builds what it does not own; return how many were tried.
+def check_construction(classes: FamilyClasses, setting: Setting, sandbox: Sandbox, emitted: ModuleType) -> None:
+    """Raise `Refused` where a role's constructor fails in a setting, or builds what the role does not own.
 
-    `load` executes the emitted module in a sandbox.
+    The sandbox is that of `find_settings`, with the emitted module loaded.
     """
-    sandbox = _sandbox(classes, symbols)
-    emitted = load(sandbox)
-    for setting in settings.found:
-        for role in names.ROLES:
-            _check_role(sandbox, emitted, role, setting, classes)
-    return len(settings.found)
+    for role in names.ROLES:
+        _check_role(sandbox, emitted, role, setting, classes)
 
 
 def _sandbox(classes: FamilyClasses, symbols: Symbols) -> Sandbox:
@@ -150,13 +147,15 @@ def _splits(sandbox: Sandbox, classes: FamilyClasses) -> tuple[type, ...]:
 
 
 def _starts(traces: Mapping[LayerClass, tuple[Trace, ...]]) -> list[Mapping[str, bool]]:
-    """One path for each kind of FFN that a layer can hold. Those of different layers agree, or ask other questions."""
+    """One path for each kind of layer, by the classes of its attention and FFN; those with experts come first. Those of
+    different layers agree, or ask other questions."""
     found: dict[tuple[object, ...], Mapping[str, bool]] = {}
+    experts = {name.name for layer in traces for name in layer.expert_names}
     for layer, variants in traces.items():
         for trace in variants:
             kind = tuple(child.class_name for name, child in trace.children.items() if name in layer.split_children)
-            found.setdefault((layer, *kind), trace.answers)
-    return list(found.values()) or [{}]
+            found.setdefault((experts.isdisjoint(kind), layer, *kind), trace.answers)
+    return [found[key] for key in sorted(found, key=lambda key: bool(key[0]))] or [{}]
 
 
 def _registered(tracer: LayerTracer) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ given to it.
 import ast
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 from afd_compiler.symbols import ModuleIndex, Symbol, SymbolKind, Symbols, names_defined
 
@@ -57,7 +58,7 @@ class Constructs:
         self._built: dict[Symbol, tuple[Construct, ...]] = {}
         self._used: dict[Symbol, tuple[GlobalName, ...]] = {}
         self._lineages: dict[Symbol, list[Symbol]] = {}
-        self._reaches_kind: dict[tuple[GlobalName, Callable[[Symbol], bool]], bool] = {}
+        self._reaches_kind: dict[tuple[Symbol, Callable[[Symbol], bool]], bool] = {}
 
     # Where things stand.
 
@@ -111,7 +112,7 @@ class Constructs:
         names: dict[GlobalName, None] = {}
         for owner, statement in self._live(cls):
             index = self.index(owner.module)
-            for name in filter(index.names.__contains__, _used_names(statement)):
+            for name in filter(index.names.__contains__, _used_in(statement)):
                 within = [name, *index.tables.get(name, {}).values()]
                 names |= dict.fromkeys(GlobalName(owner.module, item) for item in within)
         return tuple(names)
@@ -211,19 +212,27 @@ class Constructs:
         return not others and is_model_class(self.resolve(name)) and self._reaches(name, _is_linear)
 
     def _reaches(self, name: GlobalName, primitive: Callable[[Symbol], bool]) -> bool:
-        key = (name, primitive)
+        """Whether a class is such a primitive, or is made of one."""
+        symbol = self.resolve(name)
+        key = (symbol, primitive)
         if key not in self._reaches_kind:
-            self._reaches_kind[key] = False  # for a class that builds itself
-            symbol = self.resolve(name)
-            self._reaches_kind[key] = primitive(symbol) or (
-                is_model_class(symbol)
-                and (
-                    any(primitive(base) for owner in self.lineage(symbol) for base in self.symbols.bases(owner))
-                    or any(self._reaches(callee, primitive) for item in self.built_by(symbol) for callee in item.names)
-                    or any(primitive(used) for used in self._functions_used(symbol))
-                )
-            )
+            self._reaches_kind[key] = any(map(primitive, self._made_of(symbol)))
         return self._reaches_kind[key]
+
+    def _made_of(self, symbol: Symbol) -> Iterator[Symbol]:
+        """The symbol; of a class of the model files also what it builds, to any depth, with the ancestors of all and
+        the functions that they call."""
+        seen: set[Symbol] = set()
+        pending = [symbol]
+        while pending:
+            if (cls := pending.pop()) in seen:
+                continue
+            seen.add(cls)
+            yield cls
+            if is_model_class(cls):
+                yield from (base for owner in self.lineage(cls) for base in self.symbols.bases(owner))
+                yield from self._functions_used(cls)
+                pending += [self.resolve(callee) for item in self.built_by(cls) for callee in item.names]
 
     def _functions_used(self, cls: Symbol) -> Iterator[Symbol]:
         symbols = (self.resolve(name) for name in self.names_used(cls))
@@ -264,6 +273,11 @@ def _is_linear(symbol: Symbol) -> bool:
     return symbol.module.startswith(LINEAR_PACKAGE)
 
 
+@cache
+def _used_in(statement: ast.stmt) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_used_names(statement)))
+
+
 def _used_names(node: ast.AST) -> Iterator[str]:
     """Names that are evaluated, but for annotations and questions about a class."""
     match node:
@@ -281,6 +295,7 @@ def _used_names(node: ast.AST) -> Iterator[str]:
                 yield from _used_names(child)
 
 
+@cache
 def _super_of(method: ast.stmt, owner: Symbol) -> str | None:
     """The class after which `super()` looks, where the method uses it."""
     for node in ast.walk(method):

@@ -37,7 +37,7 @@ def _transformed(
     function: ast.FunctionDef, index: ModuleIndex, make: Callable[[int, frozenset[str]], libcst.CSTTransformer]
 ) -> libcst.FunctionDef:
     lines = index.text.splitlines()[function.lineno - 1 : function.end_lineno]
-    wrapper = MetadataWrapper(libcst.parse_module(textwrap.dedent("\n".join(lines)) + "\n"))
+    wrapper = MetadataWrapper(libcst.parse_module(textwrap.dedent("\n".join(lines)) + "\n"), unsafe_skip_copy=True)
     (method,) = wrapper.visit(make(function.lineno - 1, index.names - {"torch"})).body
     assert isinstance(method, libcst.FunctionDef)
     return method

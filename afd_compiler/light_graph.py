@@ -11,8 +11,7 @@ class LightGraph(fx.Graph):
     def create_node(
         self, op: str, target: Any, args: Any = None, kwargs: Any = None, name: Any = None, type_expr: Any = None
     ) -> fx.Node:
-        name = f"{getattr(target, '__name__', target)}_{self._len}"
-        node = fx.Node(self, name, op, target, args or (), kwargs or {}, type_expr)
+        node = fx.Node(self, f"_{self._len}", op, target, args or (), kwargs or {}, type_expr)
         self._insert(node)
         self._find_nodes_lookup_table.insert(node)
         self._len += 1

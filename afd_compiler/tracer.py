@@ -48,6 +48,9 @@ class Symbolic(fx.Proxy):
 
     tracer: "LayerTracer"
 
+    def __init__(self, node: fx.Node, tracer: "LayerTracer") -> None:
+        vars(self).update(node=node, tracer=tracer)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -69,7 +72,7 @@ class Symbolic(fx.Proxy):
         return iter([self.tracer.any_item(self)])
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("tracer", "node") or not self.tracer.set_inside(self.node, name, value):
+        if not self.tracer.set_inside(self.node, name, value):
             super().__setattr__(name, value)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -146,8 +149,10 @@ class LayerTracer(Expressions, fx.proxy.GraphAppendingTracer):
         self._root: Any = None
         self._dtype: Any = None
         self._tensors: set[fx.Node] = set()
+        self._data: dict[fx.Node, bool] = {}
         self._spelled: dict[str, Symbolic] = {}
         self._paths: dict[int, str] = {}
+        self._attributes: dict[tuple[fx.Node, str], Any] = {}
         self._set: dict[str, list[str]] = {}
 
     def construct(self, cls: type, arguments: Mapping[str, Any], set_outside: Iterable[str] = ()) -> Any:
@@ -208,6 +213,9 @@ class LayerTracer(Expressions, fx.proxy.GraphAppendingTracer):
     def proxy(self, node: fx.Node) -> Symbolic:
         return Symbolic(node, self)
 
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any, **__: Any) -> Symbolic:
+        return Symbolic(self.create_node(kind, target, self.create_arg(args), self.create_arg(kwargs)), self)
+
     def create_node(self, kind: str, target: Any, args: Any, kwargs: Any, *_: Any) -> fx.Node:
         node = self.graph.create_node(kind, target, args, kwargs)
         self.locations[node] = self.sandbox.here() or Location("<inputs>", 0)
@@ -241,6 +249,11 @@ class LayerTracer(Expressions, fx.proxy.GraphAppendingTracer):
 
     def _reads_data(self, node: fx.Node) -> bool:
         """Whether a value depends on what tensors hold, and not only on their shapes or on configuration."""
+        if node not in self._data:
+            self._data[node] = self._depends_on_data(node)
+        return self._data[node]
+
+    def _depends_on_data(self, node: fx.Node) -> bool:
         if node.op == "call_module" or node in self._tensors:
             return True
         told = {node.target, *(arg for arg in node.args[1:2] if isinstance(arg, str))}
@@ -345,7 +358,10 @@ class LayerTracer(Expressions, fx.proxy.GraphAppendingTracer):
         child = self.children.get(str(_root(value.node).target).partition(".")[0])
         if name == SKIPS and child and self._dtype is not None:
             return UNREDUCED in child.arguments  # the cut asks no more of it than that what it says is true
-        return self.create_proxy("call_function", getattr, (value, name), {})
+        known = (value.node, name)
+        if self._dtype is not None or known not in self._attributes:
+            self._attributes[known] = self.create_proxy("call_function", getattr, (value, name), {})
+        return self._attributes[known]
 
     def _is_activation(self, node: fx.Node) -> bool:
         """Whether a value is made from what a module gave, or from what the FFN role received."""

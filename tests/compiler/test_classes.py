@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from afd_compiler.classes import classify
-from afd_compiler.constructs import GlobalName
+from afd_compiler.constructs import Constructs, GlobalName
 from afd_compiler.source import SourceTree
 from afd_compiler.spec import load_spec
 from afd_compiler.symbols import SymbolKind, Symbols
@@ -18,7 +18,7 @@ def tiny(name: str) -> GlobalName:
 
 
 def test_what_the_tiny_model_is_made_of(tiny_tree: Callable[..., SourceTree]) -> None:
-    classes = classify(TINY, Symbols(tiny_tree(), "cpu"))
+    classes = classify(TINY, Constructs(Symbols(tiny_tree(), "cpu")))
     (layer,) = classes.layers
     assert (layer.name, layer.location.file) == ("TinyDecoderLayer", TINY_FILE)
     assert (layer.attention_children, layer.moe_children, layer.dense_children) == (("self_attn",), ("ffn",), ())
@@ -44,7 +44,7 @@ def test_aliases_of_a_constructor_are_followed(tiny_tree: Callable[..., SourceTr
         '            self.ffn = TinyMLP(config.size, prefix=f"{prefix}.ffn")\n'
     )
     classes = classify(
-        TINY, Symbols(tiny_tree((old, f"{ALIASES[how]}        self.ffn = kind(config, prefix)\n")), "cpu")
+        TINY, Constructs(Symbols(tiny_tree((old, f"{ALIASES[how]}        self.ffn = kind(config, prefix)\n")), "cpu"))
     )
     (layer,) = classes.layers
     assert layer.moe_children == ("ffn",)
@@ -52,7 +52,7 @@ def test_aliases_of_a_constructor_are_followed(tiny_tree: Callable[..., SourceTr
 
 
 def test_the_family_in_each_release(release_tree: SourceTree) -> None:
-    classes = classify(FAMILY, Symbols(release_tree, "cpu"))
+    classes = classify(FAMILY, Constructs(Symbols(release_tree, "cpu")))
     assert classes.elsewhere == ()
     assert [name for name, _ in classes.architectures] == list(FAMILY.architectures)
     (layer,) = classes.layers
@@ -61,7 +61,7 @@ def test_the_family_in_each_release(release_tree: SourceTree) -> None:
 
 
 def test_a_platform_that_takes_an_architecture_from_another_file(release_tree: SourceTree) -> None:
-    classes = classify(FAMILY, Symbols(release_tree, "cuda"))
+    classes = classify(FAMILY, Constructs(Symbols(release_tree, "cuda")))
     place = "vllm.models.deepseek_v32.nvidia.model.DeepseekV32ForCausalLM"
     moved = {"0.32.0": {"DeepseekV32ForCausalLM": place, "GlmMoeDsaForCausalLM": place}}
     assert dict(classes.elsewhere) == moved.get(release_tree.release, {})

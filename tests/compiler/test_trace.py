@@ -2,6 +2,7 @@ import sys
 from collections.abc import Callable
 
 from afd_compiler.classes import classify
+from afd_compiler.constructs import Constructs
 from afd_compiler.effects import forward_nodes, is_effect
 from afd_compiler.expressions import target_name
 from afd_compiler.sandbox import Sandbox
@@ -15,7 +16,7 @@ from .conftest import TINY
 
 def trace_all(tree: SourceTree, spec: Spec = TINY) -> tuple[Trace, ...]:
     symbols = Symbols(tree, "cpu")
-    classes = classify(spec, symbols)
+    classes = classify(spec, Constructs(symbols))
     sandbox = Sandbox(symbols, classes.opened)
     sandbox.make_leaves([layer.symbol for layer in classes.layers])
     return tuple(variant for layer in classes.layers for variant in trace(layer, sandbox))

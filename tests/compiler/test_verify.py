@@ -7,6 +7,7 @@ import pytest
 from afd_compiler import verify as verify_pass
 from afd_compiler.classes import classify
 from afd_compiler.construction import check_construction, find_settings
+from afd_compiler.constructs import Constructs
 from afd_compiler.diagnostics import Refused
 from afd_compiler.outcome import Compiled
 from afd_compiler.partition import partition
@@ -21,7 +22,7 @@ from .conftest import TINY, CompileTiny
 def verify_edited(tree: SourceTree, text: str, *edits: tuple[str, str]) -> verify_pass.Proof:
     """Verify an emitted text after it was tampered with."""
     symbols = Symbols(tree, "cpu")
-    classes = classify(TINY, symbols)
+    classes = classify(TINY, Constructs(symbols))
     (layer,) = classes.layers
     index = symbols.index(classes.module)
     assert index is not None
@@ -38,7 +39,9 @@ def verify_edited(tree: SourceTree, text: str, *edits: tuple[str, str]) -> verif
     verify_pass.check_module(classes, sandbox, emitted, text)
     proof = verify_pass.verify(layer, cut, traces[layer], sandbox, emitted)
     settings = find_settings(classes, symbols, traces)
-    check_construction(classes, symbols, settings, lambda other: verify_pass.load_emitted(other, text))
+    whole = verify_pass.load_emitted(settings.sandbox, text)
+    for setting in settings.found:
+        check_construction(classes, setting, settings.sandbox, whole)
     return proof
 
 
