@@ -49,6 +49,8 @@ class LayerClass:
     """(attribute, global names of the module classes that it can be) for each submodule of the layer."""
     class_attributes: tuple[tuple[str, str], ...]
     """(submodule, class attribute that holds its class) where the layer builds it by `self.<class attribute>(…)`."""
+    default_classes: tuple[tuple[str, str], ...]
+    """(submodule, constructor's parameter whose default is its class) where the layer builds it by that parameter."""
     expert_names: tuple[GlobalName, ...]
     """By which the opened modules know the classes of the layer's experts."""
     inner_names: tuple[tuple[str, frozenset[GlobalName]], ...]
@@ -121,7 +123,7 @@ def classify(spec: Spec, built: Constructs) -> FamilyClasses:
     )
     inside = set(layers or around_registered)
     outer = [cls for cls in reached if cls not in layers and inside & set(built.reachable([cls]))]
-    here = {name: symbol for name, symbol in here.items() if symbol in outer}
+    without = [name for name, symbol in here.items() if symbol not in outer]
     around = list(dict.fromkeys(ancestor for cls in outer for ancestor in built.lineage(cls)))
     lineages = [*around, *(ancestor for layer in layers for ancestor in built.lineage(layer))]
     modules = {cls.module for cls in lineages if symbols.is_module_class(cls) or _has_code(cls)}
@@ -130,8 +132,11 @@ def classify(spec: Spec, built: Constructs) -> FamilyClasses:
     return FamilyClasses(
         module=first.module,
         location=Location(file_of(first.module), built.node(first).lineno),
-        architectures=tuple(here.items()),
-        elsewhere=tuple((name, str(symbol or "missing")) for name, symbol in found.items() if name not in here),
+        architectures=tuple((name, symbol) for name, symbol in here.items() if name not in without),
+        elsewhere=(
+            *((name, f"{here[name]}, which has none of these layers") for name in without),
+            *((name, str(symbol or "missing")) for name, symbol in found.items() if name not in here),
+        ),
         layers=tuple(_layer(built, layer, around, opened) for layer in layers),
         registered_names=() if layers else _registered_names(built, around),
         layer_names=tuple(_layer_names(built, layers, around)),
@@ -233,6 +238,9 @@ def _layer(built: Constructs, layer: Symbol, around: list[Symbol], opened: tuple
         arguments=_arguments(built, layer, around),
         modules=built.modules(layer),
         class_attributes=tuple((item.attribute, item.via) for item in constructs if item.attribute and item.via),
+        default_classes=tuple(
+            (item.attribute, item.parameter) for item in constructs if item.attribute and item.parameter
+        ),
         expert_names=built.names_of({symbol for symbol in experts if is_model_class(symbol)}, opened),
         inner_names=tuple((name, _inner_names(built, group)) for name, group in built.modules(layer)),
         set_outside=tuple(dict.fromkeys(name for cls in around for name in _set_on_others(built.node(cls)))),

@@ -48,6 +48,8 @@ class Construct:
     line: int
     via: str | None = None
     """The class attribute that holds the class, where it is called by `self.<class attribute>(…)`."""
+    parameter: str | None = None
+    """The constructor's parameter whose default is the class, where it is called by the parameter's name."""
 
 
 class Constructs:
@@ -307,6 +309,7 @@ def _super_of(method: ast.stmt, owner: Symbol) -> str | None:
 
 def _constructs_in(function: ast.FunctionDef, index: ModuleIndex) -> Iterator[Construct]:
     aliases = _aliases(function, index)
+    parameters = dict(_default_names(function)) if function.name == "__init__" else {}
     for node in ast.walk(function):
         if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Call | ast.IfExp):
             places = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -314,7 +317,9 @@ def _constructs_in(function: ast.FunctionDef, index: ModuleIndex) -> Iterator[Co
             for call in _calls_that_build(node.value):
                 if isinstance(call, ast.Call):
                     names, via = _callees(call, aliases, index), self_attribute(call.func)
-                    yield from (Construct(target, names, call.lineno, via) for target in targets)
+                    named = call.func.id if isinstance(call.func, ast.Name) else ""
+                    parameter = named if named in parameters else None
+                    yield from (Construct(target, names, call.lineno, via, parameter) for target in targets)
         elif isinstance(node, ast.Call):
             yield Construct(None, _callees(node, aliases, index), node.lineno)
 
@@ -335,10 +340,14 @@ def _helpers_of(init: ast.FunctionDef) -> list[str]:
     return list(dict.fromkeys(name for call in calls if (name := self_attribute(call.func))))
 
 
+def _default_names(function: ast.FunctionDef) -> list[tuple[str, str]]:
+    """(parameter, global name that is its default)."""
+    return [(name, value.id) for name, value in defaults_of(function) if isinstance(value, ast.Name)]
+
+
 def _aliases(function: ast.FunctionDef, index: ModuleIndex) -> dict[str, tuple[GlobalName, ...]]:
     """Local names that stand for global ones: `cls = A`, `cls = A if … else B`, `cls = TABLE[…]`, `cls, _ = f(…)`."""
-    defaults = [(name, value.id) for name, value in defaults_of(function) if isinstance(value, ast.Name)]
-    found = {local: (GlobalName(index.module, name),) for local, name in defaults}
+    found = {local: (GlobalName(index.module, name),) for local, name in _default_names(function)}
     for node in ast.walk(function):
         if not isinstance(node, ast.Assign) or node.value is None:
             continue

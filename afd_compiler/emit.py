@@ -33,7 +33,7 @@ from afd_compiler.tracer import REDUCES
 LINE_LENGTH = 120
 RUNTIME = (
     "AttentionModel", "FFNLayer", "FFNModel", "Inert", "OutlinedLayer", "RemoteFFN", "RemoteSum", "Unowned", "bind",
-    names.BUILD_PART, "owned",
+    "bind_default", names.BUILD_PART, "owned",
 )  # fmt: skip
 """Names of `afd_runtime.split` that emitted text can use."""
 
@@ -160,8 +160,14 @@ class {names.remote_class(child)}({base}):
             for child, attribute in cut.layer.class_attributes
             if child in foreign
         ]
+        defaults = [
+            f"bind_default(self, {parameter}={self.stand_in(role, child, cut)})"
+            for child, parameter in cut.layer.default_classes
+            if child in foreign
+        ]
         bindings = self.layer_bindings(cut, role)
-        body = "\n".join([told, *held, self.init(bindings) if bindings else "", forward]) or "pass"
+        init = self.init(bindings, held=defaults) if bindings or defaults else ""
+        body = "\n".join([told, *held, init, forward]) or "pass"
         name = names.role_class(role, cut.layer.name)
         return f"\nclass {name}({marker}{self.spelled(cut.layer.symbol)}):\n{_indented(body)}\n"
 
@@ -183,12 +189,12 @@ class {names.remote_class(child)}({base}):
     def layer_bindings(self, cut: LayerCut, role: str) -> Bindings:
         """Stand-ins for what the role does not own; refuses a name that also builds what it keeps."""
         foreign = self.foreign(cut, role)
-        by_attribute = dict(cut.layer.class_attributes)
+        by_no_name = {*dict(cut.layer.class_attributes), *dict(cut.layer.default_classes)}
         kept = {name for child, group in cut.layer.modules for name in group if name not in foreign.get(child, ())}
         bound = {
             name: self.stand_in(role, attribute, cut)
             for attribute, group in foreign.items()
-            if attribute not in by_attribute
+            if attribute not in by_no_name
             for name in group
         }
         if shared := sorted(name.name for name in kept & bound.keys()):
@@ -201,7 +207,7 @@ class {names.remote_class(child)}({base}):
             )
         around = self.role_bindings(role) if role == "ffn" else {}
         for attribute, inner in cut.layer.inner_names:
-            if attribute in by_attribute:
+            if attribute in by_no_name:
                 continue
             summed = f", {REDUCES}=True" if role == "ffn" and attribute in cut.cut.unreduced else ""
             own = [name for name in dict(cut.layer.modules)[attribute] if name in kept]

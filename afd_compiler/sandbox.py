@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 REAL_IMPORTS = frozenset(sys.stdlib_module_names) | {"torch", "typing_extensions"}
 """Top-level packages that traced source gets for real."""
 HOOK = "__afd_ask__"
+SET = "__afd_set__"
 ASKED_BUILTINS = frozenset({"int", "float", "len", "range", "isinstance", "hasattr", "getattr"})
 """Rewritten into questions. None of them tells what a tensor holds, but for `int` and `float`."""
 
@@ -135,7 +136,7 @@ class Sandbox:
         """Run source text as the module `name`; later imports of that name get it. `file` is shown in locations."""
         module = ModuleType(name)
         module.__dict__.update(__builtins__=self._builtins, __file__=file, __package__=name.rpartition(".")[0])
-        module.__dict__[HOOK] = self._ask
+        module.__dict__.update({HOOK: self._ask, SET: OrderedSet})
         self._files.add(file)
         self._modules[name] = module
         try:
@@ -332,6 +333,13 @@ _CONCRETE: Mapping[str, Callable[..., Any]] = {
 _OPERATORS: Mapping[type[ast.cmpop], str] = {ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"}
 
 
+class OrderedSet(set[Any]):
+    """The value of a set display: runs through its elements in the same order in every process."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(sorted(super().__iter__(), key=repr))
+
+
 @lru_cache(maxsize=64)
 def _code(file: str, text: str) -> CodeType:
     """Compiled source with its questions rewritten; several sandboxes execute the same files."""
@@ -363,6 +371,10 @@ class _AskInstead(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id in ASKED_BUILTINS and node.args and plain:
             return self._asked(node.func.id, node.args, node)
         return node
+
+    def visit_Set(self, node: ast.Set) -> ast.expr:
+        self.generic_visit(node)
+        return ast.copy_location(ast.Call(ast.Name(SET, ast.Load()), [ast.Tuple(node.elts, ast.Load())], []), node)
 
     @staticmethod
     def _asked(question: str, args: list[ast.expr], node: ast.expr) -> ast.expr:

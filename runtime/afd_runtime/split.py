@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from operator import itemgetter
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +19,8 @@ _bindings: list[tuple[object, dict[str, object], dict[str, object]]] = []
 
 
 @contextmanager
-def bind(owner: ModuleType | type, **names: object) -> Iterator[None]:
-    """Rebind globals of an upstream module, or attributes of a class, while upstream's own constructors run."""
+def bind(owner: ModuleType | type | FunctionType, **names: object) -> Iterator[None]:
+    """Rebind globals of an upstream module, or attributes of something, while upstream's own constructors run."""
     for name in names:
         if not hasattr(owner, name):
             raise AttributeError(f"{owner.__name__} has no {name!r} to bind: the wrapper was made from other source")
@@ -31,6 +32,31 @@ def bind(owner: ModuleType | type, **names: object) -> Iterator[None]:
     finally:
         _set(owner, native)
         _bindings.pop()
+
+
+@contextmanager
+def bind_default(built: object, **held: object) -> Iterator[None]:
+    """The same for the default of a parameter of the constructor, a class: it was evaluated long ago."""
+    ((name, stand_in),) = held.items()
+    init = _constructor_with(type(built), name)
+    parameters = [p.replace(default=stand_in) if p.name == name else p for p in signature(init).parameters.values()]
+    given = [p for p in parameters if p.default is not p.empty]
+    by_position = tuple(p.default for p in given if p.kind is not p.KEYWORD_ONLY)
+    by_keyword = {p.name: p.default for p in given if p.kind is p.KEYWORD_ONLY}
+    with bind(init, __defaults__=by_position, __kwdefaults__=by_keyword):
+        yield
+
+
+def _constructor_with(cls: type, name: str) -> FunctionType:
+    """The nearest constructor that has a default for the parameter."""
+    inits = (vars(base).get("__init__") for base in cls.__mro__)
+    for init in (init for init in inits if isinstance(init, FunctionType)):
+        found = signature(init).parameters.get(name)
+        if found and found.default is not found.empty:
+            return init
+    raise AttributeError(
+        f"no constructor of {cls.__name__} has a default of {name!r} to bind: the wrapper was made from other source"
+    )
 
 
 def owned(owner: ModuleType, name: str, **instead: object) -> Callable[..., Any]:

@@ -86,6 +86,17 @@ def test_a_submodule_whose_class_is_a_class_attribute(compile_tiny: CompileTiny)
     assert "class AttentionTinyDecoderLayer(upstream.TinyDecoderLayer):\n    moe_cls = RemoteFfn\n" in outcome.text
 
 
+def test_a_submodule_whose_class_is_the_default_of_a_parameter_of_the_layer(compile_tiny: CompileTiny) -> None:
+    """The default was evaluated before any name is bound, and upstream's model does not pass the argument."""
+    outcome = compile_tiny(
+        ("vllm_config, prefix, quant_config=None):\n", "vllm_config, prefix, kind=TinyAttention):\n"),
+        ("self.self_attn = TinyAttention(config)", "self.self_attn = kind(config)"),
+    )
+    assert isinstance(outcome, Compiled), outcome
+    assert "with bind(upstream, RMSNorm=Unowned), bind_default(self, kind=Unowned):\n" in outcome.text
+    assert outcome.text.count("bind_default(") == 1
+
+
 def test_a_layer_class_that_is_a_parameter_of_the_model(compile_tiny: CompileTiny) -> None:
     """The default was evaluated before any name is bound, so the emitted role passes the argument."""
     outcome = compile_tiny(

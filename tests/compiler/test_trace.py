@@ -68,6 +68,19 @@ def test_the_same_source_gives_the_same_variants_in_the_same_order(release_tree:
     assert len({variant.name for variant in first}) == len(first)
 
 
+def test_a_set_of_the_source_is_run_through_in_the_same_order_in_every_process(
+    tiny_tree: Callable[..., SourceTree],
+) -> None:
+    tree = tiny_tree(
+        ("        self.flag = config.flag\n",
+         "        keys = {'sigma', 'tau', 'rho', 'psi', *('phi', 'chi')}\n"
+         "        self.flag = config.flag if any(getattr(config, key) for key in keys) else None\n"),
+    )  # fmt: skip
+    longest = max((text for variant in trace_all(tree) for text in variant.constructions), key=len)
+    positions = [longest.index(f"'{key}'") for key in ("chi", "phi", "psi", "rho", "sigma", "tau")]
+    assert positions == sorted(positions)
+
+
 def test_an_installed_vllm_is_neither_imported_nor_replaced(tiny_tree: Callable[..., SourceTree]) -> None:
     before = {name for name in sys.modules if name.partition(".")[0] == "vllm"}
     trace_all(tiny_tree())

@@ -20,6 +20,7 @@ from afd_runtime.split import (
     RemoteSum,
     Unowned,
     bind,
+    bind_default,
     find_layers,
     owned,
 )
@@ -122,6 +123,38 @@ def test_bind_refuses_a_name_that_upstream_lacks() -> None:
         pass
     assert str(error.value) == "upstream has no 'Gone' to bind: the wrapper was made from other source"
     assert upstream.Mlp is Mlp
+
+
+class Choosing:
+    """Its parts' classes are defaults of its constructor's parameters."""
+
+    def __init__(self, width: int = 2, kind: type = Mlp, *, other: type = Layer) -> None:
+        self.built = (width, kind, other)
+
+
+class ChoosingSide(Choosing):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        with bind_default(self, kind=Unowned):
+            self.inside = owned(upstream, "Choosing")().built
+            with bind_default(self, other=Remote):
+                super().__init__(*args, **kwargs)
+
+
+def test_bind_default_of_the_constructor_that_has_it() -> None:
+    vars(upstream).update(Choosing=Choosing)
+    role = ChoosingSide()
+    assert role.built == (2, Unowned, Remote)
+    assert role.inside == Choosing().built == (2, Mlp, Layer)
+    assert ChoosingSide(3, Model).built == (3, Model, Remote)
+
+
+def test_bind_default_refuses_a_parameter_that_upstream_lacks() -> None:
+    with pytest.raises(AttributeError) as error, bind_default(Choosing(), gone=Unowned):
+        pass
+    assert str(error.value) == (
+        "no constructor of Choosing has a default of 'gone' to bind: the wrapper was made from other source"
+    )
+    assert Choosing().built == (2, Mlp, Layer)
 
 
 def test_a_class_of_the_roles_own_is_built_with_native_names() -> None:
