@@ -5,7 +5,7 @@ RELEASES := 0.19.1 0.26.0 0.32.0
 BIN := .venv/bin
 READY := .venv/.afd-ready
 
-.PHONY: venv demo test test-models mutants lint check clean
+.PHONY: venv demo test test-models mutants lint check tables clean
 
 venv: $(READY)
 
@@ -38,6 +38,10 @@ lint: venv
 # Drift: what is checked in must be what the compiler writes today.
 check: venv
 	set -e; for release in $(RELEASES); do $(BIN)/afd-compile --all --check --vllm $$release; done
+
+# The documents that the compiler writes.
+tables: venv
+	$(BIN)/afd-compile --all --table --vllm $(VLLM) --platform cpu --platform cuda --platform rocm > docs/models.md
 
 clean:
 	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache

@@ -15,11 +15,12 @@ from afd_compiler.batch import compile_families
 from afd_compiler.diagnostics import Refused, UsageError
 from afd_compiler.discover import discover
 from afd_compiler.outcome import Compiled, Outcome
-from afd_compiler.render import models_table, render_diff, render_found, render_list, render_outcome
+from afd_compiler.render import render_diff, render_found, render_list, render_outcome
 from afd_compiler.report import EmittedFile, drift_of, files_of, layer_entries, write
 from afd_compiler.source import SourceTree, find_source
 from afd_compiler.spec import SPEC_FOLDER, Spec, known_specs, load_spec, spec_text
 from afd_compiler.symbols import Symbols
+from afd_compiler.tables import models_table
 
 DONE, DRIFT, USAGE, REFUSED = 0, 1, 2, 3
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -43,7 +44,9 @@ def compile_command(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every spec in model_specs/")] = False,
     vllm: Annotated[str, typer.Option(help="`installed`, a release number, or a source directory")] = "installed",
-    platform: Annotated[Platform, typer.Option(help="Which platform's model source")] = Platform.cpu,
+    platforms: Annotated[
+        list[Platform], typer.Option("--platform", help="Which platform's model source; with --table several")
+    ] = [Platform.cpu],  # noqa: B006  (typer reads it, nothing changes it)
     out: Annotated[Path | None, typer.Option(help="Where to write; the afd_generated package unless given")] = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 where files on disk differ")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show what would change")] = False,
@@ -62,28 +65,33 @@ def compile_command(
     Exit codes: 0 done, 1 drift found by --check, 2 usage or bad spec, 3 a family that was named is refused.
     """
     try:
+        if len(platforms) > 1 and not table:
+            raise UsageError("several platforms are for --table alone")
+        platform = platforms[0].value
         if discovering:
             if every or check or diff or table or listing or len(specs or []) > 1:
                 raise UsageError("--discover takes one architecture or none, and of the other modes --json alone")
-            raise typer.Exit(_discover(specs or [], find_source(vllm), platform.value, spec_folder, as_json=as_json))
+            raise typer.Exit(_discover(specs or [], find_source(vllm), platform, spec_folder, as_json=as_json))
         chosen = _chosen(specs or [], spec_folder, every=every or (listing and not specs))
         tree = find_source(vllm)
         folder = out or _generated_folder()
     except UsageError as error:
         errors.print(f"[red]error:[/] {error}", markup=True)
         raise typer.Exit(USAGE) from error
-    outcomes = _compiled(chosen, tree, platform.value)
+    if table:
+        tabled = [outcome for name in platforms for outcome in _compiled(chosen, tree, name.value)]
+        typer.echo(models_table(tabled), nl=False)
+        raise typer.Exit(_exit_code([] if every else tabled, ()))
+    outcomes = _compiled(chosen, tree, platform)
     proved = [outcome for outcome in outcomes if isinstance(outcome, Compiled)]
     files = list(dict.fromkeys(file for outcome in proved for file in files_of(outcome)))
     drift = drift_of(files, folder)
-    if not (check or diff or listing or table):
+    if not (check or diff or listing):
         write(drift, folder)
     if as_json:
-        typer.echo(json.dumps(_document(tree, platform.value, outcomes, files), indent=2))
-    elif table:
-        typer.echo(models_table(tree, platform.value, outcomes), nl=False)
+        typer.echo(json.dumps(_document(tree, platform, outcomes, files), indent=2))
     elif listing:
-        render_list(tree, platform.value, outcomes)
+        render_list(tree, platform, outcomes)
     else:
         _render(tree, outcomes, drift, folder, show_diff=check or diff)
     raise typer.Exit(_exit_code([] if every else outcomes, drift if check else ()))

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from torch import fx
 
 from afd_compiler.sandbox import Stub
-from afd_compiler.tracer import ACTIVATION_DTYPE, IN_PLACE_OPERATORS
+from afd_compiler.symbolic import IN_PLACE_OPERATORS
+from afd_compiler.tracer import ACTIVATION_DTYPE
 
 GETITEM = operator.getitem
 

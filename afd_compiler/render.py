@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.syntax import Syntax
@@ -11,7 +10,7 @@ from rich.table import Table
 from afd_compiler.discover import Found
 from afd_compiler.outcome import Compiled, Outcome, Refusal
 from afd_compiler.partition import BOTH
-from afd_compiler.report import EmittedFile, diff_text, layer_entries, manifest_of
+from afd_compiler.report import EmittedFile, diff_text, manifest_of
 from afd_compiler.source import SourceTree
 
 console = Console(highlight=False)
@@ -93,29 +92,6 @@ def _cells(outcome: Outcome) -> tuple[str, str, str]:
     layer = ", ".join(item.name for item in outcome.classes.layers) or AROUND if outcome.classes else "-"
     refused = f"[red]refused[/]: {_reason(outcome)}"
     return outcome.origin.spec.family, layer, "[green]proved[/]" if isinstance(outcome, Compiled) else refused
-
-
-def models_table(tree: SourceTree, platform: str, outcomes: Iterable[Outcome]) -> str:
-    """One row per decoder layer, in Markdown: family, class, verdict, cut or reason."""
-    rows = [
-        [outcome.origin.spec.family, entry["layer_class"] or "-", entry["verdict"], _cut_or_reason(entry)]
-        for outcome in outcomes
-        for entry in layer_entries(outcome)
-    ]
-    proved = sum(verdict == "proved" for _, _, verdict, _ in rows)
-    lines = [["family", "decoder layer", "verdict", "cut, or reason"], ["---"] * 4, *rows]
-    table = "".join(f"| {' | '.join(row)} |\n" for row in lines)
-    command = f"`afd-compile --all --vllm {tree.release} --platform {platform} --table`"
-    head = f"# Models of vLLM {tree.release} ({platform})\n\n{proved} of {len(rows)} layers proved; by {command}."
-    return f"{head}\n\n{table}"
-
-
-def _cut_or_reason(entry: dict[str, Any]) -> str:
-    if entry["reason"]:
-        return str(entry["reason"]).replace("|", "\\|")
-    if not entry["variants"]:
-        return f"{entry['at']}, around another registered model"
-    return f"{entry['at']}, {len(entry['variants'])} variants"
 
 
 def render_diff(drift: Iterable[EmittedFile], folder: Path) -> None:

@@ -119,12 +119,13 @@ def test_list_shows_families_and_verdicts(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_table_is_markdown_with_a_row_for_each_layer(run: Run, tmp_path: Path) -> None:
-    code, shown, _ = run("--table")
+def test_table_is_markdown_with_a_row_for_each_layer_and_its_platforms(run: Run, tmp_path: Path) -> None:
+    code, shown, _ = run("--table", "--platform", "cpu", "--platform", "cuda")
     assert code == 0
-    assert shown.splitlines()[2] == "1 of 1 layers proved; by `afd-compile --all --vllm 9.9.9 --platform cpu --table`."
+    command = "`afd-compile --all --vllm 9.9.9 --platform cpu --platform cuda --table`"
+    assert shown.splitlines()[2] == f"Layers proved: cpu 1 of 1; cuda 1 of 1; by {command}."
     place = "vllm/model_executor/models/tiny.py:69, 12 variants"
-    assert shown.splitlines()[-1] == f"| tiny | TinyDecoderLayer | proved | {place} |"
+    assert shown.splitlines()[-1] == f"| tiny | TinyDecoderLayer | cpu, cuda | proved | {place} |"
     assert not (tmp_path / "out").exists()
 
 
@@ -133,6 +134,10 @@ USAGE = {
     "spec and --all": (
         ["deepseek_v2", "--all"],
         "error: name specs, or give --all\n  do: afd-compile --list shows them\n",
+    ),
+    "several platforms": (
+        ["--all", "--platform", "cpu", "--platform", "cuda"],
+        "error: several platforms are for --table alone\n",
     ),
     "no such release": (
         ["--all", "--vllm", "newest"],

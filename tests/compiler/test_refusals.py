@@ -119,7 +119,7 @@ REFUSALS: dict[str, tuple[Edits, RefusalKind, str]] = {
         (("TinyDecoderLayer(vllm_config, prefix=prefix)", "vllm_config.layer_of(TinyDecoderLayer)"),),
         RefusalKind.CONSTRUCTION,
         f"{FILE}:41: TinyForCausalLM.__init__: upstream's own constructor cannot be followed: TypeError: "
-        f"afd_compiler.tracer.Symbolic is not a Module subclass ({FILE}:82) [construction]\n"
+        f"afd_compiler.symbolic.Symbolic is not a Module subclass ({FILE}:82) [construction]\n"
         "  do: serve this family unsplit: its constructors need what the other role owns",
     ),
     "a class name for both roles": (
