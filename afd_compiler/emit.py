@@ -54,9 +54,7 @@ Bindings = dict[GlobalName, str]
 """Global name of an upstream module -> what stands for it while a constructor runs."""
 
 
-def emit(
-    classes: FamilyClasses, cuts: tuple[LayerCut, ...], told: Mapping[str, tuple[str, ...]], header: Iterable[str]
-) -> str:
+def emit(classes: FamilyClasses, cuts: tuple[LayerCut, ...], told: Mapping[str, tuple[str, ...]]) -> str:
     """Write the wrapper module's text; `told` are, by role, attributes that upstream's constructors read off what the
     role does not own."""
     writer = _Writer(classes, cuts, told)
@@ -68,8 +66,7 @@ def emit(
         f"from afd_runtime.split import {used}",
         *(line for alias, line in writer.imports() if re.search(rf"\b{alias}\b", body)),
     ]
-    comment = "".join(f"# {line}".rstrip() + "\n" for line in header)
-    return comment + _formatted("\n".join(part for part in (*imports, body) if part))
+    return _formatted("\n".join(part for part in (*imports, body) if part))
 
 
 class _Writer:

@@ -1,11 +1,14 @@
 """What compiling one family comes to."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from afd_compiler.classes import FamilyClasses, LayerClass
 from afd_compiler.diagnostics import Refused
 from afd_compiler.partition import Partition
 from afd_compiler.spec import Spec
+from afd_compiler.symbols import Question
 from afd_compiler.verify import Check, Proof
 
 
@@ -43,6 +46,7 @@ class Compiled:
     construction: tuple[Check, ...]
     """What was proved of whole models."""
     text: str
+    """The emitted module, without its header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +60,25 @@ class Refusal:
 
 
 Outcome = Compiled | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What the passes after `classify` see of a source tree, but for the answers to what they ask about names."""
+
+    classes: FamilyClasses
+    sources: tuple[tuple[str, str], ...]
+    """As in `Origin`."""
+    defaults: tuple[tuple[tuple[str, str], ...], ...]
+    """For each layer, (keyword, default) of its FFNs' forwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """An outcome, and what it rests on: source trees alike in that come to the same."""
+
+    outcome: Outcome
+    content: Content | None
+    """None where the refusal came before the layers were found."""
+    answers: Mapping[Question, Any]
+    """What was asked about names, mostly by the code that was executed."""

@@ -1,5 +1,8 @@
 """The passes in order, for one family: where a refusal becomes an outcome, and the only place.
 
+The layers are looked up in each release. Of releases that look the same to all later passes one is compiled, and the
+others come to the same.
+
 A layer can often be cut in more than one way. The ways come in order of preference, and the first that is proved is
 taken; if none is, the family is refused for the reason of the first.
 """
@@ -8,15 +11,15 @@ import ast
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from afd_compiler.classes import FamilyClasses, LayerClass, classify, file_of
 from afd_compiler.construction import Settings, check_construction, find_settings
 from afd_compiler.constructs import Constructs, defaults_of
 from afd_compiler.diagnostics import RefusalKind, Refused
 from afd_compiler.emit import LayerCut, emit
-from afd_compiler.outcome import Compiled, CompiledLayer, Origin, Outcome, Refusal
+from afd_compiler.outcome import Compiled, CompiledLayer, Content, Origin, Outcome, Refusal, Result
 from afd_compiler.partition import partition
-from afd_compiler.report import header_lines
 from afd_compiler.sandbox import Sandbox
 from afd_compiler.source import SourceTree, sha256_of
 from afd_compiler.spec import Spec
@@ -28,20 +31,30 @@ from afd_compiler.verify import Check, Proof, check_module, load_emitted, verify
 
 def compile_family(spec: Spec, tree: SourceTree, platform: str) -> Outcome:
     """Compile one family against one source tree; never raises for what the source holds."""
-    return compile_among(spec, Constructs(Symbols(tree, platform)))
+    return compile_among(spec, Constructs(Symbols(tree, platform))).outcome
 
 
-def compile_among(spec: Spec, built: Constructs) -> Outcome:
-    """The same, for one of several families: they share the lookup, so that each file is parsed once for all."""
+def compile_among(spec: Spec, built: Constructs, before: Result | None = None) -> Result:
+    """The same, for one of several families: they share the lookup, so that each file is parsed once for all. `before`
+    is the result for another release and the same platform."""
     symbols = built.symbols
     origin = Origin(spec, symbols.tree.release, symbols.platform, ())
-    classes = None
     try:
-        with _one_collection(), symbolic_torch():
-            classes = classify(spec, built)
-            return _compile(_origin(spec, classes, symbols), classes, built)
+        classes = classify(spec, built)
     except Refused as reason:
-        return Refusal(origin, classes, reason)
+        return Result(Refusal(origin, None, reason), None, {})
+    sources = tuple((file_of(module), sha256_of(symbols.tree.text(module))) for module in classes.opened)
+    origin = replace(origin, sources=sources)
+    content = Content(classes, sources, tuple(_defaults(layer, built) for layer in classes.layers))
+    if before and before.content == content and symbols.agrees(before.answers):
+        return replace(before, outcome=replace(before.outcome, origin=origin))
+    with symbols.noting() as answers, _one_collection(), symbolic_torch():
+        outcome: Outcome
+        try:
+            outcome = _compile(origin, content, built)
+        except Refused as reason:
+            outcome = Refusal(origin, classes, reason)
+    return Result(outcome, content, answers)
 
 
 @contextmanager
@@ -56,18 +69,16 @@ def _one_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _origin(spec: Spec, classes: FamilyClasses, symbols: Symbols) -> Origin:
-    texts = ((module, symbols.tree.text(module)) for module in classes.opened)
-    files = tuple((file_of(module), sha256_of(text)) for module, text in texts)
-    return Origin(spec, symbols.tree.release, symbols.platform, files)
-
-
-def _compile(origin: Origin, classes: FamilyClasses, built: Constructs) -> Compiled:
+def _compile(origin: Origin, content: Content, built: Constructs) -> Compiled:
+    classes = content.classes
     sandbox = Sandbox(built.symbols, classes.opened)
     sandbox.make_leaves([layer.symbol for layer in classes.layers])
     traces = {layer: trace(layer, sandbox) for layer in classes.layers}
     settings = find_settings(classes, built.symbols, traces)
-    ways = {layer: _ways(layer, variants, built) for layer, variants in traces.items()}
+    ways = {
+        layer: _ways(layer, variants, defaults, built)
+        for (layer, variants), defaults in zip(traces.items(), content.defaults, strict=True)
+    }
     first: dict[str, Refused] = {}
     while True:
         chosen = tuple(candidates[0] for candidates in ways.values())
@@ -85,7 +96,9 @@ def _compile(origin: Origin, classes: FamilyClasses, built: Constructs) -> Compi
                 raise first[layer.name] from reason
 
 
-def _ways(layer: LayerClass, traces: tuple[Trace, ...], built: Constructs) -> tuple[LayerCut, ...]:
+def _ways(
+    layer: LayerClass, traces: tuple[Trace, ...], defaults: tuple[tuple[str, str], ...], built: Constructs
+) -> tuple[LayerCut, ...]:
     found = built.method(layer.symbol, "forward")
     if found is None:
         raise Refused(
@@ -97,7 +110,6 @@ def _ways(layer: LayerClass, traces: tuple[Trace, ...], built: Constructs) -> tu
         )
     owner, forward = found
     index = built.index(owner.module)
-    defaults = _defaults(layer, built)
     return tuple(
         LayerCut(layer, cut, forward, index, defaults) for cut in partition(layer, traces, forward, index.names)
     )
@@ -130,8 +142,7 @@ def _prove_told(
     told: Mapping[str, tuple[str, ...]],
 ) -> Compiled:
     count = sum(map(len, traces.values())) or len(settings.found)
-    header = tuple(header_lines(origin, [(item.layer, item.cut) for item in chosen], count))
-    text = emit(classes, chosen, told, header)
+    text = emit(classes, chosen, told)
     emitted = load_emitted(sandbox, text)
     check_module(classes, sandbox, emitted, text)
     # In one setting first: most often that fails where stand-ins must be told more. All take longest.

@@ -6,7 +6,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
+from afd_compiler.changes import Change
 from afd_compiler.discover import Found
 from afd_compiler.outcome import Compiled, Outcome, Refusal
 from afd_compiler.partition import BOTH
@@ -92,6 +94,21 @@ def _cells(outcome: Outcome) -> tuple[str, str, str]:
     layer = ", ".join(item.name for item in outcome.classes.layers) or AROUND if outcome.classes else "-"
     refused = f"[red]refused[/]: {_reason(outcome)}"
     return outcome.origin.spec.family, layer, "[green]proved[/]" if isinstance(outcome, Compiled) else refused
+
+
+def render_changes(changes: Iterable[Change]) -> None:
+    """What changed at each family's boundary, old and new side by side; the reason where the new one is refused."""
+    for change in changes:
+        colour = "green" if change.same_behaviour else "red" if change.reason else "yellow"
+        console.print(f"{change.family}, vLLM {change.old} to {change.new}: [{colour}]{change.verdict.value}[/]")
+        if change.differences:
+            table = Table("layer", "what", change.old, change.new, show_lines=True)
+            for item in change.differences:
+                table.add_row(item.layer, item.what, *(Text("\n".join(side)) for side in (item.old, item.new)))
+            console.print(table)
+        if change.reason:
+            console.print(change.reason, markup=False)
+        console.print(change.conclusion, markup=False)
 
 
 def render_diff(drift: Iterable[EmittedFile], folder: Path) -> None:

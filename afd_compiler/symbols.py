@@ -1,11 +1,14 @@
 """What a name in an upstream module means: looked up in the source tree, never by importing it."""
 
 import ast
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -196,11 +199,16 @@ def names_defined(statement: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
+Question = tuple[str, tuple[Any, ...]]
+"""A method of `Symbols`, and its arguments."""
+
+
 class Symbols:
     """Name lookup over one source tree, for one platform; every file is parsed at most once."""
 
     def __init__(self, tree: SourceTree, platform: str) -> None:
         self.tree, self.platform = tree, platform
+        self._answers: dict[Question, Any] = {}
         self._indexes: dict[str, ModuleIndex | None] = {}
         self._resolved: dict[tuple[str, str], Symbol] = {}
 
@@ -215,12 +223,26 @@ class Symbols:
         text = path.read_text(encoding="utf-8")
         return ModuleIndex(module, text, package=path.name == "__init__.py", platform=self.platform)
 
+    @contextmanager
+    def noting(self) -> Iterator[dict[Question, Any]]:
+        """Write down what is asked meanwhile about names, with the answers."""
+        self._answers = {}
+        try:
+            yield self._answers
+        finally:
+            self._answers = {}
+
+    def agrees(self, answers: Mapping[Question, Any]) -> bool:
+        """Whether this release gives the same answers."""
+        return all(getattr(self, method)(*arguments) == answer for (method, arguments), answer in answers.items())
+
     def resolve(self, module: str, name: str) -> Symbol:
         """Follow a name through re-exports to its definition."""
         key = (module, name)
         if key not in self._resolved:
             self._resolved[key] = Symbol(module, name, SymbolKind.UNKNOWN)  # for names that lead back here
             self._resolved[key] = self._resolve(module, name)
+        self._answers["resolve", key] = self._resolved[key]
         return self._resolved[key]
 
     def _resolve(self, module: str, name: str) -> Symbol:
@@ -252,6 +274,10 @@ class Symbols:
 
     def is_module_class(self, symbol: Symbol) -> bool:
         """Whether a class derives from `torch.nn.Module`."""
+        answer = self._answers["is_module_class", (symbol,)] = self._derives_from_module(symbol)
+        return answer
+
+    def _derives_from_module(self, symbol: Symbol) -> bool:
         if symbol.name in MODULE_FACTORIES:
             return True
         if symbol.module.split(".")[0] == "torch":
@@ -265,6 +291,10 @@ class Symbols:
 
     def defines(self, symbol: Symbol, member: str) -> bool:
         """Whether a class, or an ancestor of it in the source tree, has a member of that name in its body."""
+        answer = self._answers["defines", (symbol, member)] = self._has_member(symbol, member)
+        return answer
+
+    def _has_member(self, symbol: Symbol, member: str) -> bool:
         index = self.index(symbol.module)
         if index is None or symbol.name not in index.classes:
             return False

@@ -137,7 +137,7 @@ USAGE = {
     ),
     "several platforms": (
         ["--all", "--platform", "cpu", "--platform", "cuda"],
-        "error: several platforms are for --table alone\n",
+        "error: several platforms are for --table\n",
     ),
     "no such release": (
         ["--all", "--vllm", "newest"],

@@ -8,7 +8,7 @@ import pytest
 import afd_generated
 from afd_compiler.outcome import Compiled
 from afd_compiler.pipeline import compile_family
-from afd_compiler.report import drift_of, files_of
+from afd_compiler.report import drift_of, files_of, module_text
 from afd_compiler.source import SourceTree, find_source
 from afd_compiler.spec import load_spec
 from afd_runtime.manifest import read_manifest
@@ -43,7 +43,7 @@ def test_a_wrapper_can_be_read_in_a_minute(wrapper: str) -> None:
 def test_the_tiny_model(compile_tiny: CompileTiny) -> None:
     outcome = compile_tiny()
     assert isinstance(outcome, Compiled), outcome
-    assert outcome.text == (GOLDEN / "tiny.py").read_text()
+    assert module_text(outcome) == (GOLDEN / "tiny.py").read_text()
 
 
 def test_what_follows_the_ffn_alone_goes_with_it(compile_tiny: CompileTiny) -> None:
@@ -184,7 +184,7 @@ MASKED = (
 def test_an_input_of_the_model_goes_with_the_hidden_states(compile_tiny: CompileTiny) -> None:
     outcome = compile_tiny(*MASKED)
     assert isinstance(outcome, Compiled), outcome
-    assert "#           attention->ffn: positions[tokens, ...] in its own dtype\n" in outcome.text
+    assert "#           attention->ffn: positions[tokens, ...] in its own dtype\n" in module_text(outcome)
     assert (
         "    def forward(self, hidden_states, mask=None, scaled=False):\n"
         "        return self.exchange(hidden_states, mask)\n"
