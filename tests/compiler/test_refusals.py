@@ -79,7 +79,7 @@ REFUSALS: dict[str, tuple[Edits, RefusalKind, str]] = {
         (("TinyMLP(config.size, prefix=", "TinyMLP(config.size, reduce_results=False, prefix="),),
         RefusalKind.NOT_EQUAL,
         f"{FILE}:74: TinyDecoderLayer.forward: upstream's `call_function _operator.imul` ({FILE}:74) became "
-        "`call_function _operator.imul` (<emitted>:43), in the variant self_attn=TinyAttention, ffn=TinyMLP, residual "
+        "`call_function _operator.imul` (<emitted>:36), in the variant self_attn=TinyAttention, ffn=TinyMLP, residual "
         "is None, self.flag, dtype == torch.float16 [not-equal]\n"
         "  do: the cut would change the model here; keep it unsplit, and report the layer to afd-compiler",
     ),
