@@ -26,7 +26,11 @@ class Recipe:
     """Further requirements, where the release's own are too loose for what is on the index today."""
 
 
-RECIPES = {"0.32.0": Recipe(torch="2.13.0")}
+RECIPES = {
+    "0.19.1": Recipe(torch="2.10.0", constraints=("transformers<5.10",)),
+    "0.26.0": Recipe(torch="2.11.0", constraints=("transformers<5.20",)),
+    "0.32.0": Recipe(torch="2.13.0"),
+}
 
 
 def overrides_of(recipe: Recipe) -> str:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from afd_compiler import __version__, cli
 from afd_compiler.source import SourceTree
 from afd_runtime.manifest import read_manifest
+from tests.compiler.conftest import MODEL, PACKAGES, TINY_FILE
 
 SPEC = 'family = "tiny"\nmodule = "vllm.model_executor.models.tiny"\narchitectures = ["TinyForCausalLM"]\n'
 CALL = "            hidden_states = self.ffn(hidden_states)\n"
@@ -129,6 +130,93 @@ def test_table_is_markdown_with_a_row_for_each_layer_and_its_platforms(run: Run,
     assert not (tmp_path / "out").exists()
 
 
+def test_several_releases_are_a_table_of_releases(run: Run, tmp_path: Path) -> None:
+    code, shown, _ = run("--table", "--vllm", newer(tmp_path))
+    assert code == 0
+    assert "| 9.9.9 | 1 | 1 | 1 | - |\n| 9.9.10 | 1 | 1 | 1 | - |\n" in shown
+    assert "| tiny | 9.9.9 to 9.9.10 | - |\n" in shown
+
+
+def test_diff_of_two_releases_shows_the_cut_side_by_side(run: Run, tmp_path: Path) -> None:
+    changed = ("self.ffn(hidden_states, scaled=True)", "self.ffn(hidden_states, scaled=False)")
+    code, shown, _ = run("--diff", "--vllm", newer(tmp_path, changed))
+    assert code == 0
+    assert shown.startswith("tiny, vLLM 9.9.9 to 9.9.10: changed cut\n")
+    sides = "│ self.ffn(hidden_states, scaled=True) │ self.ffn(hidden_states, scaled=False)"
+    assert sides in " ".join(shown.split())
+    assert shown.endswith("wrapper changed: review the cut\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_diff_of_two_releases_as_json(run: Run, tmp_path: Path) -> None:
+    code, shown, _ = run("--diff", "--json", "--vllm", newer(tmp_path))
+    (change,) = json.loads(shown)["changes"]
+    assert code == 0
+    assert change == {
+        "family": "tiny",
+        "old": "9.9.9",
+        "new": "9.9.10",
+        "verdict": "same cut",
+        "differences": [],
+        "reason": None,
+        "same_behaviour": True,
+        "conclusion": "wrapper unchanged in behaviour: each half is proved to do with its submodules what it did",
+    }
+
+
+def test_diff_with_a_release_that_is_refused(run: Run, tmp_path: Path) -> None:
+    code, shown, _ = run("--diff", "--vllm", newer(tmp_path, (CALL, f"            for _ in (1,):\n    {CALL}")))
+    assert code == 3
+    assert shown.startswith(
+        "tiny, vLLM 9.9.9 to 9.9.10: newly refused\nvllm/model_executor/models/tiny.py:72: forward:"
+    )
+    assert shown.endswith("no wrapper for the new release\n")
+
+
+def newer(tmp_path: Path, *edits: tuple[str, str]) -> str:
+    """A copy of the tree as the next release, edited."""
+    root = tmp_path / "newer"
+    text = MODEL.read_text()
+    for old, new in edits:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    for path, content in {**PACKAGES, TINY_FILE: text}.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(content.replace("9.9.9", "9.9.10"))
+    return str(root)
+
+
+def test_files_of_a_family_that_is_refused_now_are_drift_and_go(run: Run, tmp_path: Path) -> None:
+    refused = ((CALL, f"            for _ in (1,):\n    {CALL}"),)
+    folder = tmp_path / "out" / "vllm_9_9_9"
+    run()
+    code, shown, _ = run("--check", edits=refused)
+    assert code == 3
+    assert "-class RemoteFfn(RemoteFFN):" in shown
+    run("--platform", "cuda", edits=refused)
+    assert len([*folder.iterdir()]) == 4  # another platform's refusal says nothing of these
+    code, shown, _ = run(edits=refused)
+    assert f"removed {folder / 'tiny.py'}" in shown
+    assert [path.name for path in folder.iterdir()] == ["__init__.py"]
+
+
+def test_all_finds_files_of_families_without_a_spec(run: Run, tmp_path: Path) -> None:
+    run()
+    (tmp_path / "specs").mkdir()
+    other = SPEC.replace('family = "tiny"', 'family = "renamed"')
+    (tmp_path / "specs" / "renamed.toml").write_text(other)
+    tree, out = tmp_path / "tree", tmp_path / "out"
+    every = ["--all", "--specs", str(tmp_path / "specs"), "--vllm", str(tree), "--out", str(out)]
+    assert CliRunner().invoke(cli.app, every).exit_code == 0
+    assert sorted(path.name for path in (out / "vllm_9_9_9").iterdir()) == [
+        "__init__.py",
+        "renamed.boundary.txt",
+        "renamed.json",
+        "renamed.py",
+    ]
+    assert CliRunner().invoke(cli.app, [*every, "--check"]).exit_code == 0
+
+
 USAGE = {
     "no spec": ([], "error: name specs, or give --all\n  do: afd-compile --list shows them\n"),
     "spec and --all": (
@@ -138,6 +226,10 @@ USAGE = {
     "several platforms": (
         ["--all", "--platform", "cpu", "--platform", "cuda"],
         "error: several platforms are for --table\n",
+    ),
+    "several releases": (
+        ["--all", "--check", "--vllm", "0.32.0", "0.33.0"],
+        "error: several releases are for --table, and two for --diff\n",
     ),
     "no such release": (
         ["--all", "--vllm", "newest"],
