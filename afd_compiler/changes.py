@@ -19,7 +19,8 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something of a layer, or of the family where `layer` is empty, that is not as it was."""
+    """Something of a layer, or of the family where `layer` is empty, that is not as it was: the lines that differ, and
+    of a cut all lines."""
 
     layer: str
     what: str
@@ -100,8 +101,11 @@ def _differences(old: Outcome, new: Outcome) -> Iterator[Difference]:
 
 def _unlike(layer: str, old: Mapping[str, tuple[str, ...]], new: Mapping[str, tuple[str, ...]]) -> Iterator[Difference]:
     for what in old:
-        if old[what] != new[what]:
-            yield Difference(layer, what, old[what], new[what])
+        sides = old[what], new[what]
+        if sides[0] == sides[1]:
+            continue
+        unlike = tuple(tuple(line for line in side if line not in other) for side, other in (sides, sides[::-1]))
+        yield Difference(layer, what, *(sides if what == "cut" or not any(unlike) else unlike))
 
 
 def _facts(item: CompiledLayer) -> dict[str, tuple[str, ...]]:
@@ -114,6 +118,7 @@ def _facts(item: CompiledLayer) -> dict[str, tuple[str, ...]]:
         "FFN runs": tuple(statement.partition("  ")[2] for statement in item.statements),
         "exchanges": tuple(map(str, sorted(set(cut.exchanges)))),
         "variants": item.proof.variants,
+        "built": item.proof.built,
         "overlap": ("attention has work meanwhile",) if cut.overlap else (),
     }
 

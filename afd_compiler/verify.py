@@ -13,6 +13,7 @@ Then the causal LM classes must derive from upstream's, and be buildable whereve
 difference is a `Refused` that names both places.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -50,6 +51,8 @@ class Proof:
 
     variants: tuple[str, ...]
     checks: tuple[Check, ...]
+    built: tuple[str, ...]
+    """What upstream's layer builds its submodules from: "attn: Attention(size=config.size)", one line per argument."""
     behaviour: str
     """Hash of what upstream's layer does in all its variants; equal hashes mean equal layers, across releases too."""
 
@@ -84,6 +87,7 @@ def verify(
             ),
             Check("capture-safety", count, "no host read of a tensor, at most one exchange per layer"),
         ),
+        built=tuple(dict.fromkeys(line for trace in traces for line in _built(trace))),
         behaviour=sha256_of(repr([_behaviour(trace) for trace in traces])),
     )
 
@@ -98,6 +102,11 @@ def check_module(classes: FamilyClasses, sandbox: Sandbox, emitted: ModuleType, 
     for hazard in hazards_of(text, EMITTED_FILE, frozenset({"forward"})):
         name = (classes.layers or classes.outer)[0].name
         raise _not_capture_safe(name, classes.location, f"{hazard.saw} ({hazard.at})")
+
+
+def _built(trace: Trace) -> Iterator[str]:
+    for child in trace.children.values():
+        yield from (f"{child.name}: {child.class_name}({argument})" for argument in child.arguments)
 
 
 def _behaviour(trace: Trace) -> tuple[object, ...]:
