@@ -5,7 +5,7 @@ RELEASES := 0.19.1 0.26.0 0.32.0
 BIN := .venv/bin
 READY := .venv/.afd-ready
 
-.PHONY: venv demo test test-models mutants lint check tables clean
+.PHONY: venv demo test test-vllm test-models mutants lint check tables clean
 
 venv: $(READY)
 
@@ -21,6 +21,11 @@ test: venv
 	$(BIN)/python -m pytest --ignore=tests/e2e --ignore=tests/models -n 2
 	$(BIN)/python -m pytest tests/e2e -v
 	$(BIN)/python -m pytest tests/models -m "not slow" -v
+
+# The end-to-end tests on another release, in an environment of its own: make test-vllm VLLM=0.26.0
+test-vllm:
+	$(PYTHON) scripts/environment.py --vllm $(VLLM) .venv-$(VLLM)
+	.venv-$(VLLM)/bin/python -m pytest tests/e2e -v
 
 # Every model family that runs on the CPU, split and unsplit, one after another.
 test-models: venv

