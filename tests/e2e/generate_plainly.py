@@ -41,7 +41,13 @@ def main(checkpoint: str, prompt: str) -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        checkpoint, enforce_eager=True, max_model_len=256, max_num_seqs=4, kv_cache_memory_bytes=64 * 2**20, seed=0
+        checkpoint,
+        enforce_eager=True,
+        max_model_len=256,
+        max_num_seqs=4,
+        kv_cache_memory_bytes=64 * 2**20,
+        num_gpu_blocks_override=64,
+        seed=0,
     )
     (output,) = llm.generate(prompt, SamplingParams(max_tokens=12, temperature=0.0, logprobs=5, ignore_eos=True))
     (sequence,) = output.outputs
